@@ -1,0 +1,66 @@
+"""Every error that a user can cause: what, where, why, and what to try.
+
+One root, `ActsolveError`; a subclass where a caller would act differently. Each has the exit code that the command line
+ends with.
+"""
+
+from __future__ import annotations
+
+
+class ActsolveError(Exception):
+    """Root of all errors that actsolve raises on purpose.
+
+    Args:
+        what: One line: what went wrong.
+        where: The op, file or argument that it concerns.
+        why: The reason, with numbers.
+        try_: What to do about it.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str | None = None, why: str | None = None, try_: str | None = None) -> None:
+        lines = [f"{type(self).__name__}: {what}"]
+        lines += [f"  {label:<5}  {text}" for label, text in (("where", where), ("why", why), ("try", try_)) if text]
+        super().__init__("\n".join(lines))
+        self.what, self.where, self.why, self.try_ = what, where, why, try_
+
+
+class UsageError(ActsolveError):
+    """An argument or a target that cannot be used as given."""
+
+    exit_code = 2
+
+
+class FileFormatError(UsageError):
+    """A graph or plan file that is malformed, of another version, or of another model."""
+
+
+class CaptureError(UsageError):
+    """A training step that cannot be traced."""
+
+
+class InfeasibleBudget(ActsolveError):
+    """No plan fits the budget, or none was found in time.
+
+    Attributes:
+        smallest_bytes: The smallest budget that a plan was found for, or None.
+    """
+
+    exit_code = 3
+
+    def __init__(
+        self, what: str, *, where: str | None = None, why: str | None = None, try_: str | None = None, smallest_bytes: int | None = None
+    ) -> None:
+        super().__init__(what, where=where, why=why, try_=try_)
+        self.smallest_bytes = smallest_bytes
+
+
+class ScheduleError(ActsolveError):
+    """A schedule that reads what is not live, frees what is needed, or exceeds its budget. Always a fault of ours."""
+
+
+class SolverError(ActsolveError):
+    """A solver that is missing or that failed."""
+
+    exit_code = 2

@@ -1,0 +1,50 @@
+"""The decision for each saved value, and what is known of its quality."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Decision(str, Enum):
+    KEEP = "keep"
+    RECOMPUTE = "recompute"
+    OFFLOAD = "offload"
+
+
+class Status(str, Enum):
+    """What a planner proved."""
+
+    OPTIMAL = "optimal"  # gap <= 1% of the extra time, or <= 0.05% of the step time
+    FEASIBLE = "feasible"  # fits; no such proof
+    INFEASIBLE = "infeasible"  # proven: no plan of the planner's class fits
+    UNKNOWN = "unknown"  # nothing was found in time, or the planner does not apply
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a planner returns.
+
+    Attributes:
+        planner: Its name in the registry.
+        kept: The decidable values (`Graph.decidable`) that stay on the device from the forward to
+            their last read. All others are dropped after their last forward read, and replayed
+            where the backward, or a replay, needs them.
+        status: What was proved. With INFEASIBLE and UNKNOWN the plan holds no decisions.
+        bound_s: Proven lower bound on the extra seconds over keep-all, over the plans of the
+            planner's class; None if it has no bound.
+        solve_s: Wall seconds spent planning.
+        note: Why a planner does not apply, or what it wants to say, for reports.
+    """
+
+    planner: str
+    kept: frozenset[int] = frozenset()
+    status: Status = Status.FEASIBLE
+    bound_s: float | None = None
+    solve_s: float = 0.0
+    note: str = ""
+
+    @property
+    def found(self) -> bool:
+        """Whether the plan holds decisions."""
+        return self.status in (Status.OPTIMAL, Status.FEASIBLE)

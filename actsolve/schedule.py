@@ -1,0 +1,168 @@
+"""A plan made concrete: a linear list of steps.
+
+Replays are demand-driven: just before a backward op, each forward value that it reads and that is not live is replayed,
+after whatever that replay reads in turn. A value is freed right after its last read. An op writes its output in place
+where its graph allows it and the input dies there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from actsolve.errors import ScheduleError
+from actsolve.graph import Graph
+
+
+class StepKind(str, Enum):
+    COMPUTE = "compute"  # first run of an op
+    REPLAY = "replay"  # one more run of a forward op, inside the backward
+    FREE = "free"  # a value's memory goes back
+    # copy out, copy back and wait follow with offload
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a schedule.
+
+    Attributes:
+        kind: What is done.
+        op: Index of the op that runs; None for FREE.
+        value: Index of the value that is freed; None otherwise.
+        in_place: The op writes into the storage of its input (`Op.in_place`), whose value ends here
+            without a FREE of its own.
+    """
+
+    kind: StepKind
+    op: int | None = None
+    value: int | None = None
+    in_place: bool = False
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Steps in execution order.
+
+    A COMPUTE or REPLAY step makes every output of its op live. Where an output is live already (a kept
+    value whose op is replayed for another output) the new copy is dropped at the end of the step.
+    """
+
+    steps: tuple[Step, ...]
+
+
+def build_schedule(graph: Graph, kept: frozenset[int]) -> Schedule:
+    """Return the schedule that keeps exactly ``kept`` and replays the rest on demand.
+
+    Args:
+        graph: One training step.
+        kept: The decidable values that stay live from the forward to their last read.
+
+    Raises:
+        ScheduleError: a value that the backward reads is not kept, and its op cannot be replayed.
+
+    Source:
+        Lazy recomputation as in Jain et al., Checkmate, MLSys 2020 (their R given S).
+    """
+    runs = _ordered_runs(graph, kept)
+    return Schedule(_with_frees(graph, runs, kept))
+
+
+def _ordered_runs(graph: Graph, kept: frozenset[int]) -> list[tuple[StepKind, int]]:
+    """All runs in order, without frees."""
+    runs: list[tuple[StepKind, int]] = []
+    live: set[int] = set(kept) | graph.held
+    for index, op in enumerate(graph.ops[: graph.n_forward]):
+        if not op.optional or not live.isdisjoint(op.outputs):
+            runs.append((StepKind.COMPUTE, index))
+    for index in range(graph.n_forward, len(graph.ops)):
+        for op in _replays_before(graph, index, live):
+            runs.append((StepKind.REPLAY, op))
+            live.update(graph.ops[op].outputs)
+        runs.append((StepKind.COMPUTE, index))
+    return runs
+
+
+def _replays_before(graph: Graph, backward_op: int, live: set[int]) -> list[int]:
+    """Forward ops to replay before ``backward_op``, in order: depth first, without recursion."""
+    order: list[int] = []
+    done: set[int] = set()
+    stack = [v for v in reversed(graph.ops[backward_op].inputs) if graph.is_forward_value[v] and v not in live]
+    while stack:
+        value = stack[-1]
+        producer = graph.values[value].producer
+        assert producer is not None
+        if producer in done:
+            stack.pop()
+            continue
+        op = graph.ops[producer]
+        if not op.replayable:
+            raise ScheduleError(
+                f"{graph.values[value].name} is needed and not kept, and its op cannot be replayed", where=op.name, why=op.why_not
+            )
+        missing = [
+            v
+            for v in (*op.replay_inputs, *op.inputs)
+            if graph.is_forward_value[v] and v not in live and graph.values[v].producer not in done
+        ]
+        if missing:
+            stack.extend(reversed(missing))
+        else:
+            stack.pop()
+            done.add(producer)
+            order.append(producer)
+    return order
+
+
+def _with_frees(graph: Graph, runs: list[tuple[StepKind, int]], kept: frozenset[int]) -> tuple[Step, ...]:
+    """Add a FREE after the last read of every copy, and note which runs work in place."""
+    dying_at = _dying_at(graph, runs, kept)
+    updated = {new for new, _ in graph.updates}
+    steps: list[Step] = []
+    live: set[int] = set()
+    for (kind, index), dying in zip(runs, dying_at, strict=True):
+        op = graph.ops[index]
+        overwritten = None
+        if op.in_place is not None:
+            source, target = op.in_place
+            if source in dying and source not in updated and target not in live:
+                overwritten = source
+        steps.append(Step(kind, op=index, in_place=overwritten is not None))
+        steps += [Step(StepKind.FREE, value=value) for value in dying if value != overwritten]
+        live.update(op.outputs)
+        live.difference_update(dying)
+    return tuple(steps)
+
+
+def _dying_at(graph: Graph, runs: list[tuple[StepKind, int]], kept: frozenset[int]) -> list[list[int]]:
+    """Per run: the values of which a copy is not read again after it.
+
+    A forward value has a copy from its first run and, if it is neither kept nor held, perhaps a second
+    one from its replay: the first ends with the forward's reads, the second with the backward's.
+    """
+    n_forward_runs = sum(index < graph.n_forward and kind is StepKind.COMPUTE for kind, index in runs)
+    made: dict[int, int] = {}
+    remade: dict[int, int] = {}
+    last_forward: dict[int, int] = {}
+    last_backward: dict[int, int] = {}
+    for time, (kind, index) in enumerate(runs):
+        op = graph.ops[index]
+        last = last_forward if time < n_forward_runs else last_backward
+        last.update((value, time) for value in op.inputs)
+        if kind is StepKind.REPLAY:
+            last.update((value, time) for value in op.replay_inputs)
+        (remade if kind is StepKind.REPLAY else made).update((value, time) for value in op.outputs)
+    for new, _ in graph.updates:
+        last_forward[new] = n_forward_runs - 1
+
+    dying_at: list[list[int]] = [[] for _ in runs]
+    for value, time in made.items():
+        if value in graph.held:
+            continue
+        end = max(time, last_forward.get(value, time))
+        if value in kept or time >= n_forward_runs:
+            end = max(end, last_backward.get(value, end))
+        dying_at[end].append(value)
+    for value, time in remade.items():
+        if value not in kept and value not in graph.held:
+            dying_at[max(time, last_backward.get(value, time))].append(value)
+    return dying_at

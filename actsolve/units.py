@@ -1,0 +1,59 @@
+"""Bytes, seconds and shares, as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from actsolve.errors import UsageError
+
+_SUFFIX = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _SUFFIX[_letter + "b"] = 1000**_power
+    _SUFFIX[_letter + "ib"] = 1024**_power
+
+_NUMBER = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*")
+_MAX_BYTES = 2**62
+
+
+def parse_bytes(text: str, *, what: str = "size") -> int:
+    """Return the bytes that ``text`` names: ``8GiB``, ``8GB``, ``7500MB`` or plain bytes.
+
+    Args:
+        text: A non-negative decimal number and an optional unit. ``KB`` is 1,000 bytes and ``KiB``
+            1,024; the case of the unit does not matter.
+        what: What is being read, for the message.
+
+    Raises:
+        UsageError: not a number, an unknown unit, or more than 2**62 bytes.
+    """
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise UsageError(f"cannot read {what} {text!r}", why="it is not a number with a unit", try_="8GiB, 7500MB or plain bytes")
+    number, unit = match.groups()
+    factor = _SUFFIX.get(unit.lower())
+    if factor is None:
+        raise UsageError(f"cannot read {what} {text!r}", why=f"{unit!r} is not a unit of bytes", try_="KB, MB, GB, TB, KiB, MiB, GiB or TiB")
+    size = round(float(number) * factor)
+    if size > _MAX_BYTES:
+        raise UsageError(f"cannot read {what} {text!r}", why="it is more than 2**62 bytes", try_="a smaller number")
+    return size
+
+
+def format_bytes(size_bytes: int) -> str:
+    """Return ``size_bytes`` with a binary unit and three significant places: ``5.12 GiB``."""
+    if abs(size_bytes) < 1024:
+        return f"{size_bytes} B"
+    size = float(size_bytes)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if abs(size) < 1024:
+            return f"{size:.2f} {unit}"
+    return f"{size / 1024:.2f} TiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return ``seconds`` in the unit that keeps it readable: ``1.23 ms``."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
+        if abs(seconds) * factor >= 1 or unit == "us":
+            return f"{seconds * factor:.3g} {unit}"
+    raise AssertionError("the last unit always returns")
