@@ -50,7 +50,13 @@ class InfeasibleBudget(ActsolveError):
     exit_code = 3
 
     def __init__(
-        self, what: str, *, where: str | None = None, why: str | None = None, try_: str | None = None, smallest_bytes: int | None = None
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        why: str | None = None,
+        try_: str | None = None,
+        smallest_bytes: int | None = None,
     ) -> None:
         super().__init__(what, where=where, why=why, try_=try_)
         self.smallest_bytes = smallest_bytes

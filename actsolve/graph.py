@@ -9,6 +9,8 @@ Invariants, held by `Graph.verify`:
 - ops are sorted: every forward op before every backward op, and every op after the producers of its inputs;
 - a value has exactly one producer, or none if it is given (a parameter, buffer, input, constant or tangent);
 - a forward op reads no backward value and no tangent;
+- no forward op reads what an optional op makes, for that may not run: only a replay or the backward does;
+- a replayable op reads no buffer that `updates` change; what is copied into a buffer is there at the end of the forward;
 - names are unique; sizes are non-negative;
 - `in_place` names an input and an output of its op, of equal size, and the input is no given value.
 
@@ -18,9 +20,12 @@ Values and ops are referred to by index. The graph is free of torch.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from functools import cached_property
+from typing import NoReturn
 
 import networkx as nx
 
@@ -33,12 +38,12 @@ class GraphError(ActsolveError):
     exit_code = 2
 
 
-class Phase(str, Enum):
+class Phase(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     """Where a value comes from. All but ACTIVATION are given: no op produces them."""
 
     PARAMETER = "parameter"
@@ -211,7 +216,7 @@ class Graph:
         Values that the caller holds anyway are left out: they are live whatever is decided.
         """
         decidable = []
-        for index, value in enumerate(self.values):
+        for index in range(len(self.values)):
             if not self.is_forward_value[index] or index in self.held:
                 continue
             if self.backward_readers[index] or self.replay_readers[index]:
@@ -242,7 +247,8 @@ class Graph:
         for v in self.values:
             digest.update(repr((v.name, v.size_bytes, v.kind.value, v.producer)).encode())
         for o in self.ops:
-            digest.update(repr((o.name, o.target, o.phase.value, o.inputs, o.outputs, o.replayable, o.replay_inputs, o.in_place, o.signature)).encode())
+            what = (o.name, o.target, o.phase.value, o.inputs, o.outputs, o.signature)
+            digest.update(repr((*what, o.replayable, o.replay_inputs, o.random, o.optional, o.in_place)).encode())
         digest.update(repr((self.outputs, self.gradients, self.updates)).encode())
         return digest.hexdigest()[:32]
 
@@ -267,17 +273,21 @@ class Graph:
         return graph
 
 
+Fail = Callable[[str, str], NoReturn]
+
+
 def _verify(graph: Graph) -> None:
-    def fail(what: str, where: str) -> None:
+    def fail(what: str, where: str) -> NoReturn:
         raise GraphError(f"malformed graph: {what}", where=where)
 
     n_values = len(graph.values)
     for names, what in (([v.name for v in graph.values], "value"), ([o.name for o in graph.ops], "op")):
         if len(set(names)) != len(names):
-            fail(f"two {what}s share a name", next(n for n in names if names.count(n) > 1))
+            fail(f"two {what}s share a name", Counter(names).most_common(1)[0][0])
     producer: dict[int, int] = {}
     available = {i for i, v in enumerate(graph.values) if v.kind is not Kind.ACTIVATION}
     tangents = {i for i, v in enumerate(graph.values) if v.kind is Kind.TANGENT}
+    may_be_missing: set[int] = set()  # outputs of optional ops
     in_backward = False
     for index, op in enumerate(graph.ops):
         if op.phase is Phase.BACKWARD:
@@ -296,6 +306,10 @@ def _verify(graph: Graph) -> None:
                 fail(f"{graph.values[value].name} is read before it is produced", op.name)
             if not in_backward and value in tangents:
                 fail(f"a forward op reads the tangent {graph.values[value].name}", op.name)
+        if not in_backward and not may_be_missing.isdisjoint(op.inputs):
+            fail("a forward op reads what an optional op makes", op.name)
+        if op.optional:
+            may_be_missing.update(op.outputs)
         for value in op.outputs:
             if value in available:
                 fail(f"{graph.values[value].name} is produced twice, or is given", op.name)
@@ -313,9 +327,20 @@ def _verify(graph: Graph) -> None:
     for index in (*graph.outputs, *graph.gradients, *(i for pair in graph.updates for i in pair)):
         if not 0 <= index < n_values:
             fail(f"value {index} does not exist", "outputs, gradients or updates")
+    _verify_updates(graph, fail)
 
 
-def _verify_in_place(graph: Graph, op: Op, fail) -> None:  # type: ignore[no-untyped-def]
+def _verify_updates(graph: Graph, fail: Fail) -> None:
+    for new, _ in graph.updates:
+        if graph.values[new].kind not in STATIC_KINDS and not graph.is_forward_value[new]:
+            fail("a buffer is updated with a value that is not there at the end of the forward", graph.values[new].name)
+    changed = {buffer for _, buffer in graph.updates}
+    for op in graph.ops[: graph.n_forward]:
+        if op.replayable and not changed.isdisjoint(op.inputs):
+            fail("a replayable op reads a buffer that the step changes", op.name)
+
+
+def _verify_in_place(graph: Graph, op: Op, fail: Fail) -> None:
     assert op.in_place is not None
     source, target = op.in_place
     if source not in op.inputs or target not in op.outputs:

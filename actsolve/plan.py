@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 
-class Decision(str, Enum):
+class Decision(StrEnum):
     KEEP = "keep"
     RECOMPUTE = "recompute"
     OFFLOAD = "offload"
 
 
-class Status(str, Enum):
+class Status(StrEnum):
     """What a planner proved."""
 
     OPTIMAL = "optimal"  # gap <= 1% of the extra time, or <= 0.05% of the step time

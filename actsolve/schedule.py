@@ -8,13 +8,13 @@ where its graph allows it and the input dies there.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from actsolve.errors import ScheduleError
 from actsolve.graph import Graph
 
 
-class StepKind(str, Enum):
+class StepKind(StrEnum):
     COMPUTE = "compute"  # first run of an op
     REPLAY = "replay"  # one more run of a forward op, inside the backward
     FREE = "free"  # a value's memory goes back
@@ -75,9 +75,9 @@ def _ordered_runs(graph: Graph, kept: frozenset[int]) -> list[tuple[StepKind, in
         if not op.optional or not live.isdisjoint(op.outputs):
             runs.append((StepKind.COMPUTE, index))
     for index in range(graph.n_forward, len(graph.ops)):
-        for op in _replays_before(graph, index, live):
-            runs.append((StepKind.REPLAY, op))
-            live.update(graph.ops[op].outputs)
+        for replayed in _replays_before(graph, index, live):
+            runs.append((StepKind.REPLAY, replayed))
+            live.update(graph.ops[replayed].outputs)
         runs.append((StepKind.COMPUTE, index))
     return runs
 
@@ -162,6 +162,8 @@ def _dying_at(graph: Graph, runs: list[tuple[StepKind, int]], kept: frozenset[in
         if value in kept or time >= n_forward_runs:
             end = max(end, last_backward.get(value, end))
         dying_at[end].append(value)
+        if value in kept and remade.get(value, end) > end:  # replayed for another output, after its last read
+            dying_at[remade[value]].append(value)
     for value, time in remade.items():
         if value not in kept and value not in graph.held:
             dying_at[max(time, last_backward.get(value, time))].append(value)

@@ -72,7 +72,7 @@ def simulate(problem: Problem, schedule: Schedule) -> Timeline:
             memory.append(current)
             continue
         assert step.op is not None
-        if step.op >= graph.n_forward and not in_backward:
+        if not in_backward and (step.kind is StepKind.REPLAY or step.op >= graph.n_forward):
             in_backward = True
             current += tangent_bytes
         made, kept = _made_and_kept(problem, step, live, sizes)

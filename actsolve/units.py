@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from actsolve.errors import UsageError
 
@@ -32,8 +33,10 @@ def parse_bytes(text: str, *, what: str = "size") -> int:
     number, unit = match.groups()
     factor = _SUFFIX.get(unit.lower())
     if factor is None:
-        raise UsageError(f"cannot read {what} {text!r}", why=f"{unit!r} is not a unit of bytes", try_="KB, MB, GB, TB, KiB, MiB, GiB or TiB")
-    size = round(float(number) * factor)
+        raise UsageError(
+            f"cannot read {what} {text!r}", why=f"{unit!r} is not a unit of bytes", try_="KB, MB, GB, TB, KiB, MiB, GiB or TiB"
+        )
+    size = round(Decimal(number) * factor)
     if size > _MAX_BYTES:
         raise UsageError(f"cannot read {what} {text!r}", why="it is more than 2**62 bytes", try_="a smaller number")
     return size

@@ -1,0 +1,214 @@
+"""Replays a schedule step by step and trusts nobody.
+
+The rules that a schedule must obey, checked here from the graph alone; no code is shared with the planners, the builder of
+schedules or the simulator:
+
+- every op that always runs is computed exactly once, in graph order; an optional op at most once, in its place;
+- forward ops are replayed only in the backward part, which starts with the first replay or backward op, and only where the
+  graph says that a second run gives the same bits;
+- every read finds a copy: the inputs of each run, and what a replay reads besides;
+- only a live copy is freed, never a given value, nor one that the caller holds;
+- an op works in place only where its graph allows it and the input may end there;
+- at the end of the forward the new values of buffers are still there, to be copied;
+- at the end of the step exactly what the caller holds is live;
+- the memory, tangents, workspace and the optimizer step counted, never exceeds the budget.
+
+Not looked at: whether the steps are the cheapest ones. A replay that nobody needs is allowed if it is freed again.
+"""
+
+from __future__ import annotations
+
+from actsolve.errors import ScheduleError
+from actsolve.graph import Kind, Op
+from actsolve.problem import Problem
+from actsolve.schedule import Schedule, Step, StepKind
+
+
+def check(problem: Problem, schedule: Schedule) -> int:
+    """Return the exact peak of ``schedule`` in bytes, having replayed it. Takes O(steps + reads).
+
+    Counted are the static bytes, every live copy, all outputs of an op while it runs (also where a copy
+    is live already), its workspace, the tangents during the whole backward, and the temporaries of the
+    optimizer beside what the caller holds.
+
+    Raises:
+        ScheduleError: a rule of this module's opening text is broken; the message names the step, the
+            op or value, and the rule.
+    """
+    replayer = _Replayer(problem, schedule)
+    for number, step in enumerate(schedule.steps):
+        replayer.take(number, step)
+    return replayer.finish()
+
+
+class _Replayer:
+    """The state of the device while a schedule is replayed."""
+
+    def __init__(self, problem: Problem, schedule: Schedule) -> None:
+        graph = problem.graph
+        if len(problem.costs.workspace_bytes) != len(graph.ops) or min(problem.costs.workspace_bytes, default=0) < 0:
+            raise ScheduleError("the workspace bytes of the problem are not one non-negative number per op")
+        self.problem = problem
+        self.graph = graph
+        self.n_forward = sum(1 for op in graph.ops if op.phase.value == "forward")
+        self.held = {*graph.outputs, *graph.gradients}
+        self.updates = {new: buffer for new, buffer in graph.updates if graph.values[new].kind is Kind.ACTIVATION}
+        self.updated_buffers = {buffer for _, buffer in graph.updates}
+        self.tangent_bytes = sum(v.size_bytes for v in graph.values if v.kind is Kind.TANGENT)
+
+        self.live: set[int] = set()
+        self.current = problem.static_bytes
+        self.next_op = 0
+        self.in_backward = False
+        self.peak, self.peak_where = problem.static_bytes, "before the first step"
+        self.end_of_forward = -1
+        for number, step in enumerate(schedule.steps):
+            if step.kind is StepKind.COMPUTE and isinstance(step.op, int) and step.op < self.n_forward:
+                self.end_of_forward = number
+
+    def take(self, number: int, step: Step) -> None:
+        """Do one step, or raise."""
+        if step.kind is StepKind.FREE:
+            self._free(number, step)
+        elif step.kind in (StepKind.COMPUTE, StepKind.REPLAY):
+            self._run(number, step)
+        else:
+            raise ScheduleError(f"step {number} is of no known kind", why=repr(step.kind))
+        if number == self.end_of_forward:
+            self._check_updates()
+
+    def finish(self) -> int:
+        """Check what must hold after the last step; return the peak."""
+        end = len(self.graph.ops)
+        self._skip_to(end, where="the end of the schedule")
+        if self.end_of_forward < 0:
+            self._check_updates()
+        held = {v for v in self.held if self.graph.values[v].kind is Kind.ACTIVATION}
+        if leaked := sorted(self.live - held):
+            raise ScheduleError(
+                f"{self._name(leaked[0])} is still live at the end of the step", why="only what the caller holds may be"
+            )
+        if lost := sorted(held - self.live):
+            raise ScheduleError(f"{self._name(lost[0])} is not live at the end of the step", why="the caller holds it")
+        if self.in_backward:
+            self.current -= self.tangent_bytes
+        self._reach(self.current + self.problem.optimizer_bytes, "the optimizer step")
+        if self.peak > self.problem.budget_bytes:
+            raise ScheduleError(
+                f"the schedule needs {self.peak} bytes, more than its budget of {self.problem.budget_bytes} bytes",
+                where=self.peak_where,
+            )
+        return self.peak
+
+    def _run(self, number: int, step: Step) -> None:
+        if type(step.op) is not int or not 0 <= step.op < len(self.graph.ops) or step.value is not None:
+            raise ScheduleError(f"step {number} runs no op of the graph", why=repr(step))
+        index, op = step.op, self.graph.ops[step.op]
+        where = f"step {number}: {step.kind.value} {op.name}"
+        if step.kind is StepKind.REPLAY:
+            self._check_replay(index, op, where)
+            reads = (*op.inputs, *op.replay_inputs)
+        else:
+            self._check_order(index, op, where)
+            reads = op.inputs
+        for value in reads:
+            if value not in self.live and self.graph.values[value].kind is Kind.ACTIVATION:
+                raise ScheduleError(f"{self._name(value)} is read and not live", where=where)
+        self._make(number, step, op, where)
+
+    def _check_order(self, index: int, op: Op, where: str) -> None:
+        """The first run of an op comes in its place."""
+        if index < self.next_op:
+            raise ScheduleError(f"{op.name} is computed twice or out of order", where=where)
+        if index >= self.n_forward:
+            self._enter_backward(where)
+        self._skip_to(index, where)
+        self.next_op = index + 1
+
+    def _check_replay(self, index: int, op: Op, where: str) -> None:
+        """A replay is allowed, and comes in the backward part."""
+        if index >= self.n_forward:
+            raise ScheduleError("a backward op is replayed", where=where)
+        if not op.replayable:
+            raise ScheduleError("an op that must not be replayed is", where=where, why=op.why_not)
+        if stale := sorted(self.updated_buffers.intersection(op.inputs)):
+            raise ScheduleError(f"a replay reads {self._name(stale[0])}, which the step has changed", where=where)
+        self._enter_backward(where)
+
+    def _enter_backward(self, where: str) -> None:
+        if not self.in_backward:
+            self._skip_to(self.n_forward, where)
+            self.in_backward = True
+            self.current += self.tangent_bytes
+
+    def _skip_to(self, index: int, where: str) -> None:
+        """Pass over ops that need not run."""
+        for op in self.graph.ops[self.next_op : index]:
+            if not op.optional:
+                raise ScheduleError(f"{op.name} was not computed", where=where, why="it always runs, before this")
+        self.next_op = max(self.next_op, index)
+
+    def _make(self, number: int, step: Step, op: Op, where: str) -> None:
+        """Count the run, and make its outputs live."""
+        sizes = self.graph.values
+        overwritten = None
+        if step.in_place:
+            overwritten = self._overwritten(number, op, where)
+            self.live.remove(overwritten)
+            self.current -= sizes[overwritten].size_bytes
+        while_running = self.current + sum(sizes[v].size_bytes for v in op.outputs)
+        assert step.op is not None
+        self._reach(while_running + self.problem.costs.workspace_bytes[step.op], where)
+        for value in op.outputs:
+            if value not in self.live:
+                self.live.add(value)
+                self.current += sizes[value].size_bytes
+
+    def _overwritten(self, number: int, op: Op, where: str) -> int:
+        """The value that ends where ``op`` writes in place, if it may."""
+        if op.in_place is None:
+            raise ScheduleError("an op works in place that cannot", where=where)
+        source, target = op.in_place
+        name = self._name(source)
+        if source not in self.live or source not in op.inputs or target not in op.outputs:
+            raise ScheduleError(f"{name} is overwritten and not live", where=where)
+        if self.graph.values[source].size_bytes != self.graph.values[target].size_bytes:
+            raise ScheduleError(f"{name} is overwritten by a value of another size", where=where)
+        if source in self.held:
+            raise ScheduleError(f"{name} is overwritten and the caller holds it", where=where)
+        if source in self.updates and number <= self.end_of_forward:
+            raise ScheduleError(f"{name} is overwritten before it is copied into its buffer", where=where)
+        if target in self.live:
+            raise ScheduleError(f"{name} is overwritten by {self._name(target)}, of which a copy is live", where=where)
+        return source
+
+    def _free(self, number: int, step: Step) -> None:
+        value = step.value
+        if type(value) is not int or not 0 <= value < len(self.graph.values) or step.op is not None or step.in_place:
+            raise ScheduleError(f"step {number} frees no value of the graph", why=repr(step))
+        where = f"step {number}: free {self._name(value)}"
+        if self.graph.values[value].kind is not Kind.ACTIVATION:
+            raise ScheduleError("a given value is freed", where=where)
+        if value in self.held:
+            raise ScheduleError("a value that the caller holds is freed", where=where)
+        if value not in self.live:
+            raise ScheduleError("a value is freed that is not live", where=where, why="it was freed before, or never made")
+        if value in self.updates and number < self.end_of_forward:
+            raise ScheduleError("a value is freed before it is copied into its buffer", where=where)
+        self.live.remove(value)
+        self.current -= self.graph.values[value].size_bytes
+
+    def _check_updates(self) -> None:
+        for new, buffer in self.updates.items():
+            if new not in self.live:
+                raise ScheduleError(
+                    f"{self._name(new)} is not live at the end of the forward",
+                    why=f"it is to be copied into {self._name(buffer)}",
+                )
+
+    def _reach(self, memory_bytes: int, where: str) -> None:
+        if memory_bytes > self.peak:
+            self.peak, self.peak_where = memory_bytes, where
+
+    def _name(self, value: int) -> str:
+        return self.graph.values[value].name
