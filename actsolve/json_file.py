@@ -1,0 +1,187 @@
+"""Reading JSON that somebody else wrote, and writing JSON that never exists half-done.
+
+A file is hostile until it is read: `read_json` gives the text only once it is known to be UTF-8 JSON of a sane size with no
+duplicate key, NaN or Infinity, and `validated` turns it into a pydantic model or a `FileFormatError`. A file is written to a
+temporary name in the same directory, flushed to the disk, and renamed, so that a reader sees the old or the new content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from actsolve.errors import FileFormatError, UsageError
+
+MAX_FILE_BYTES: Final = 512 * 2**20
+MAX_NUMBER: Final = 2**62
+_MAX_TEXT = 2**20
+_MAX_ERROR_TEXT = 200
+
+# Control characters and those that turn the direction of text could forge what a terminal or a report shows.
+Text = Annotated[str, StringConstraints(max_length=_MAX_TEXT, pattern=r"^[^\p{Cc}\u{2028}-\u{202e}\u{2066}-\u{2069}]*$")]
+Name = Annotated[Text, StringConstraints(min_length=1)]
+Count = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+Seconds = Annotated[float, Field(ge=0, le=MAX_NUMBER)]
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class FileModel(BaseModel):
+    """What all models of file contents share: nothing is converted, nothing unknown is let in, nothing is infinite."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, from_attributes=True)
+
+
+def shown(text: object) -> str:
+    """Return ``text`` as it may be shown in a message: escaped where it is not printable, and not too long."""
+    plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text)[: _MAX_ERROR_TEXT + 1])
+    return plain if len(plain) <= _MAX_ERROR_TEXT else plain[: _MAX_ERROR_TEXT - 3] + "..."
+
+
+def read_json(path: str | os.PathLike[str], *, what: str) -> tuple[Any, str]:
+    """Return the value that the JSON file holds, and its text.
+
+    Args:
+        path: The file.
+        what: What it should be, for messages: "plan file".
+
+    Raises:
+        FileFormatError: it cannot be read, is larger than 512 MiB, is not UTF-8, is not JSON, has a key
+            twice, or has a NaN or an infinity.
+    """
+
+    def fail(why: str, try_: str) -> NoReturn:
+        raise FileFormatError(f"cannot read the {what}", where=shown(path), why=why, try_=try_)
+
+    again = f"write the {what} again"
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            raw = b"" if size > MAX_FILE_BYTES else file.read(MAX_FILE_BYTES + 1)
+    except IsADirectoryError:
+        fail("it is a directory", f"the path of a {what}")
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        reason = error.strerror if isinstance(error, OSError) else None
+        fail((reason or shown(error)).lower(), f"the path of a {what} that you may read")
+    if max(size, len(raw)) > MAX_FILE_BYTES:
+        fail(f"it is larger than {MAX_FILE_BYTES // 2**20} MiB", f"the path of a {what}")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        fail(f"it is not UTF-8 text: byte {error.start} is 0x{raw[error.start]:02x}", f"the path of a {what}")
+    try:
+        return json.loads(text, object_pairs_hook=_object_without_duplicates, parse_constant=_refuse_constant), text
+    except json.JSONDecodeError as error:
+        fail(f"it is not JSON, or cut short: {error.msg.lower()} at line {error.lineno}, column {error.colno}", again)
+    except RecursionError:
+        fail("it is nested too deeply", again)
+    except ValueError as error:  # from the hooks below, or an integer of thousands of digits
+        fail(shown(error), again)
+
+
+def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {shown(twice)} stands twice in one object")
+    return result
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number that JSON allows")
+
+
+def read_model(path: str | os.PathLike[str], model: type[Model], *, what: str, format_name: str) -> Model:
+    """Return the content of a file whose ``format`` field is ``format_name``.
+
+    Raises:
+        FileFormatError: as `read_json`; or it is of another format or version; or a field is missing,
+            unknown, of the wrong type or out of range.
+    """
+    data, text = read_json(path, what=what)
+    found = data.get("format") if isinstance(data, dict) else None
+    if found != format_name:
+        why = f"its format is {shown(repr(found))}, not '{format_name}'" if found is not None else "it has no field 'format'"
+        raise FileFormatError(
+            f"cannot read the {what}", where=shown(path), why=why, try_=f"a file of format {format_name}, or a newer actsolve"
+        )
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        raise FileFormatError(
+            f"cannot read the {what}", where=shown(path), why=first_problem(error), try_=f"write the {what} again"
+        ) from None
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the first thing that is wrong, and where in the file."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    message = first["msg"]
+    return f"{shown(place)}: {shown(message[:1].lower() + message[1:])}{more}"
+
+
+def write_json(path: str | os.PathLike[str], content: dict[str, Any], *, what: str) -> None:
+    """Write ``content`` to ``path``: one line per field, and one per element of a field that is a list or an object.
+
+    The file is replaced at once: whoever reads it meanwhile sees the old content.
+
+    Raises:
+        UsageError: the path cannot be written, or is no regular file.
+    """
+    data = _json_lines(content).encode()
+    try:
+        target = Path(os.path.realpath(path))  # a link stays a link
+        if target.exists() and not stat.S_ISREG(target.stat().st_mode):
+            raise UsageError(f"cannot write the {what}", where=shown(path), why="it is no regular file", try_="another path")
+        _replace(target, data)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise UsageError(
+            f"cannot write the {what}", where=shown(path), why=(reason or shown(error)).lower(), try_="a path that you may write"
+        ) from error
+
+
+def _json_lines(content: dict[str, Any]) -> str:
+    encode = json.JSONEncoder(allow_nan=False, ensure_ascii=True).encode
+    fields = []
+    for key, value in content.items():
+        if isinstance(value, dict) and value:
+            inner = ",\n  ".join(f"{encode(k)}: {encode(v)}" for k, v in value.items())
+            fields.append(f"{encode(key)}: {{\n  {inner}\n}}")
+        elif isinstance(value, list | tuple) and value:
+            inner = ",\n  ".join(map(encode, value))
+            fields.append(f"{encode(key)}: [\n  {inner}\n]")
+        else:
+            fields.append(f"{encode(key)}: {encode(value)}")
+    return "{\n" + ",\n".join(fields) + "\n}\n"
+
+
+def _replace(target: Path, data: bytes) -> None:
+    temporary = target.parent / f".actsolve-{secrets.token_hex(8)}.tmp"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    with contextlib.suppress(OSError):  # some file systems cannot flush a directory
+        directory = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

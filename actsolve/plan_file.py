@@ -1,0 +1,269 @@
+"""Plan files, format ``actsolve-plan-1``: the decisions, the full schedule, and what is known of their quality.
+
+Ops and values are named, not numbered, so that a plan reads without its graph. A step is a pair such as
+``["compute", "mm_3"]`` or ``["free", "relu_2"]``. A plan belongs to one graph: it carries the graph's fingerprint, and a
+short digest of each op, with which a mismatch can be explained.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import FailFast, Field, ValidationError
+
+from actsolve.check import check
+from actsolve.errors import FileFormatError, ScheduleError
+from actsolve.graph import Graph
+from actsolve.json_file import MAX_NUMBER, Count, FileModel, Name, Seconds, Text, first_problem, read_model, shown, write_json
+from actsolve.plan import Decision, Plan, Status
+from actsolve.problem import Costs, Problem
+from actsolve.schedule import Schedule, Step, StepKind
+
+FORMAT = "actsolve-plan-1"
+_WHAT = "plan file"
+_MAX_LENGTH = 10_000_000
+
+StepPair = tuple[Literal["compute", "compute_in_place", "replay", "replay_in_place", "free"], Name]
+Share = Annotated[float, Field(ge=0, le=MAX_NUMBER)]
+
+_RUNS: Final[dict[str, tuple[StepKind, bool]]] = {
+    "compute": (StepKind.COMPUTE, False),
+    "compute_in_place": (StepKind.COMPUTE, True),
+    "replay": (StepKind.REPLAY, False),
+    "replay_in_place": (StepKind.REPLAY, True),
+}
+_CODES: Final = {kind_and_place: code for code, kind_and_place in _RUNS.items()}
+
+
+class GraphStamp(FileModel):
+    """Which graph a plan is for.
+
+    Attributes:
+        name: What was captured, for display.
+        fingerprint: `Graph.fingerprint`.
+        n_forward: Number of forward ops.
+    """
+
+    name: Text = ""
+    fingerprint: Name
+    n_forward: Count
+
+
+class Predicted(FileModel):
+    """What the simulator says of the plan."""
+
+    peak_bytes: Count
+    step_s: Seconds
+    recompute_s: Seconds = 0.0
+    stall_s: Seconds = 0.0
+    d2h_bytes: Count = 0
+    h2d_bytes: Count = 0
+    host_peak_bytes: Count = 0
+
+
+class KeepAll(FileModel):
+    """What the simulator says of keeping everything."""
+
+    peak_bytes: Count
+    step_s: Seconds
+
+
+class Baseline(FileModel):
+    """What the simulator says of a baseline; no figures where it does not apply, or found nothing."""
+
+    peak_bytes: Count | None = None
+    step_s: Seconds | None = None
+    fits: bool = False
+    note: Text = ""
+
+
+class PlanFile(FileModel):
+    """A plan as it is saved. Seconds, bytes and shares are as in the output of ``actsolve optimize --json``.
+
+    Attributes:
+        actsolve: Version that wrote it.
+        target: What was optimized, as the user named it.
+        static_bytes: The static memory, by kind.
+        decisions: Per decidable value. Empty where no plan was found, like `steps`.
+        steps: The schedule: what is done, and to which op or value.
+        objective_s: Extra seconds over keep-all, as simulated.
+        bound_s: Proven lower bound on them, over the plans of the planner's class; None if there is none.
+        gap: Share of `objective_s` that is not proven; None without a bound.
+        step_gap: The same difference as a share of the step time.
+        global_bound_s: Proven lower bound over every schedule with the same first runs.
+        op_digests: Eight hexadecimal digits per op of the graph, to find the first op that differs.
+    """
+
+    format: Literal["actsolve-plan-1"]
+    actsolve: Text
+    target: Text
+    graph: GraphStamp
+    planner: Name
+    status: Status
+    note: Text = ""
+    budget_bytes: Count
+    static_bytes: dict[Name, Count] = Field(default_factory=dict)
+    optimizer_bytes: Count = 0
+    objective_s: Seconds | None = None
+    bound_s: Seconds | None = None
+    gap: Share | None = None
+    step_gap: Share | None = None
+    global_bound_s: Seconds | None = None
+    solve_s: Seconds = 0.0
+    predicted: Predicted | None = None
+    keep_all: KeepAll | None = None
+    baselines: dict[Name, Baseline] = Field(default_factory=dict)
+    decisions: dict[Name, Decision] = Field(default_factory=dict)
+    steps: Annotated[tuple[StepPair, ...], FailFast(), Field(max_length=_MAX_LENGTH)] = ()
+    op_digests: Annotated[tuple[Name, ...], FailFast(), Field(max_length=_MAX_LENGTH)]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan. The file appears whole or not at all.
+
+        Raises:
+            UsageError: the path cannot be written.
+        """
+        write_json(path, self.model_dump(mode="json"), what=_WHAT)
+
+    def check_matches(self, graph: Graph) -> None:
+        """Return if the plan was made for exactly this graph.
+
+        Raises:
+            FileFormatError: it was made for another; the message says what differs.
+        """
+        if self.graph.fingerprint != graph.fingerprint:
+            raise FileFormatError(
+                "the plan was made for another training step",
+                where=shown(f"plan of {self.target or self.graph.name}"),
+                why=shown(self._difference(graph)),
+                try_="plan again for this model, these inputs and this mode, or load the model that the plan is for",
+            )
+
+    def _difference(self, graph: Graph) -> str:
+        """What tells the plan's graph from ``graph``, as far as the digests show."""
+        theirs, ours = (self.graph.n_forward, len(self.op_digests)), (graph.n_forward, len(graph.ops))
+        counts = "" if theirs == ours else f"it has {theirs[0]} forward ops of {theirs[1]} ops, this one {ours[0]} of {ours[1]}; "
+        for index, digest in enumerate(self.op_digests[: len(graph.ops)]):
+            if digest != _op_digest(graph, index):
+                op = graph.ops[index]
+                at = f" at {op.source}" if op.source else ""
+                return f"{counts}the first op that differs is op {index}, here {op.name} ({op.target}){at}"
+        return counts + (
+            "the shared ops are equal" if counts else "all ops are equal; outputs, gradients or buffer updates differ"
+        )
+
+    def decode(self, graph: Graph) -> tuple[Schedule, frozenset[int]]:
+        """Return the schedule and the kept values, as indices into ``graph``. The schedule has passed the checker.
+
+        Whether it fits a budget with the workspace of its ops is not looked at here: that is `check` on a
+        problem with real costs.
+
+        Raises:
+            FileFormatError: the plan is of another graph, holds no schedule, names what the graph has not,
+                or its steps do not make a valid training step.
+        """
+        self.check_matches(graph)
+        if not self.steps:
+            raise self._malformed("it holds no schedule", f"its status is {self.status.value!r}")
+        values = {v.name: index for index, v in enumerate(graph.values)}
+        ops = {o.name: index for index, o in enumerate(graph.ops)}
+        schedule = Schedule(tuple(self._step(code, name, ops, values) for code, name in self.steps))
+        decidable = {graph.values[v].name for v in graph.decidable}
+        if wrong := sorted(decidable.symmetric_difference(self.decisions)):
+            raise self._malformed(f"decisions: {wrong[0]} is missing, or is no value to decide on")
+        n = len(graph.ops)
+        try:
+            check(Problem(graph, Costs((0.0,) * n, (0.0,) * n, (0,) * n), budget_bytes=n * MAX_NUMBER), schedule)
+        except ScheduleError as error:
+            raise self._malformed(f"its steps are no valid schedule: {error.what}", error.where) from None
+        return schedule, frozenset(values[name] for name, d in self.decisions.items() if d is Decision.KEEP)
+
+    def _step(self, code: str, name: str, ops: dict[str, int], values: dict[str, int]) -> Step:
+        index = (values if code == "free" else ops).get(name)
+        if index is None:
+            raise self._malformed(f"a step names {name}, which the graph has not")
+        if code == "free":
+            return Step(StepKind.FREE, value=index)
+        kind, in_place = _RUNS[code]
+        return Step(kind, op=index, in_place=in_place)
+
+    def _malformed(self, why: str, detail: str | None = None) -> FileFormatError:
+        why = shown(why) + (f" ({shown(detail)})" if detail else "")
+        return FileFormatError("the plan cannot be used", where=shown(f"plan of {self.target}"), why=why, try_="plan again")
+
+
+def plan_file(problem: Problem, plan: Plan, schedule: Schedule | None, *, target: str = "", **figures: Any) -> PlanFile:
+    """Return the file content for a plan.
+
+    Args:
+        problem: What was planned for.
+        plan: What the planner returned.
+        schedule: Its schedule; None where no plan was found.
+        target: What was optimized, as the user named it.
+        figures: The other fields of `PlanFile`: ``predicted``, ``keep_all``, ``baselines``, ``gap``, ...
+
+    Raises:
+        FileFormatError: a figure is negative or not finite, or a name holds a control character.
+    """
+    graph = problem.graph
+    content = {
+        "format": FORMAT,
+        "actsolve": _version(),
+        "target": target,
+        "graph": GraphStamp(name=graph.name, fingerprint=graph.fingerprint, n_forward=graph.n_forward),
+        "op_digests": tuple(_op_digest(graph, index) for index in range(len(graph.ops))),
+        "planner": plan.planner,
+        "status": plan.status,
+        "note": plan.note,
+        "budget_bytes": problem.budget_bytes,
+        "optimizer_bytes": problem.optimizer_bytes,
+        "bound_s": plan.bound_s,
+        "solve_s": plan.solve_s,
+        "decisions": _decisions(graph, plan) if plan.found else {},
+        "steps": tuple(_pair(graph, step) for step in schedule.steps) if schedule is not None else (),
+    }
+    try:
+        return PlanFile.model_validate(content | figures)
+    except ValidationError as error:
+        raise FileFormatError(f"cannot make a {_WHAT}", where=shown(target), why=first_problem(error)) from None
+
+
+def load_plan(path: str | os.PathLike[str]) -> PlanFile:
+    """Return the content of a plan file.
+
+    Raises:
+        FileFormatError: the file cannot be read or is malformed.
+    """
+    return read_model(path, PlanFile, what=_WHAT, format_name=FORMAT)
+
+
+def _decisions(graph: Graph, plan: Plan) -> dict[str, Decision]:
+    return {graph.values[v].name: Decision.KEEP if v in plan.kept else Decision.RECOMPUTE for v in graph.decidable}
+
+
+def _pair(graph: Graph, step: Step) -> tuple[str, str]:
+    if step.kind is StepKind.FREE:
+        assert step.value is not None
+        return "free", graph.values[step.value].name
+    assert step.op is not None
+    return _CODES[step.kind, step.in_place], graph.ops[step.op].name
+
+
+def _op_digest(graph: Graph, index: int) -> str:
+    op = graph.ops[index]
+    named = [
+        (v.name, v.size_bytes, v.kind.value) for v in (graph.values[i] for i in (*op.inputs, *op.replay_inputs, *op.outputs))
+    ]
+    what = (op.name, op.target, op.phase.value, op.signature, len(op.inputs), len(op.outputs))
+    flags = (op.replayable, op.random, op.optional, op.in_place and tuple(graph.values[i].name for i in op.in_place))
+    return hashlib.sha256(repr((what, flags, named)).encode()).hexdigest()[:8]
+
+
+def _version() -> str:
+    try:
+        return version("actsolve")
+    except PackageNotFoundError:
+        return "unknown"  # run from a checkout that is not installed
