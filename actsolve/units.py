@@ -49,14 +49,16 @@ def format_bytes(size_bytes: int) -> str:
     size = float(size_bytes)
     for unit in ("KiB", "MiB", "GiB"):
         size /= 1024
-        if abs(size) < 1024:
+        if abs(size) < 1023.995:  # what rounds to 1024.00 goes on to the next unit
             return f"{size:.2f} {unit}"
     return f"{size / 1024:.2f} TiB"
 
 
 def format_seconds(seconds: float) -> str:
     """Return ``seconds`` in the unit that keeps it readable: ``1.23 ms``."""
+    if abs(seconds) >= 999.5:
+        return f"{seconds:.0f} s"
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
-        if abs(seconds) * factor >= 1 or unit == "us":
+        if abs(seconds) * factor >= 0.9995 or unit == "us":  # what rounds to 1000 of a unit is 1 of the next
             return f"{seconds * factor:.3g} {unit}"
     raise AssertionError("the last unit always returns")

@@ -1,0 +1,91 @@
+"""A graph as a table of plain text: one line per op, the same on every run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from actsolve.graph import STATIC_KINDS, Graph, Kind, Op
+from actsolve.json_file import shown
+from actsolve.units import format_bytes
+
+_HEADER = ("#", "op", "target", "outputs", "FLOPs", "flags", "source")
+_NUMBERS = (0, 4)  # columns aligned to the right
+
+
+def graph_text(graph: Graph) -> str:
+    """Return the table of ops, forward then backward, under a summary of the given values.
+
+    An output is shown with the bytes of its storage, and with ``*`` where the caller holds it to the end
+    of the step. Unknown FLOPs are ``?``. Names are escaped where they are not printable.
+    """
+    rows = [_row(graph, index, op) for index, op in enumerate(graph.ops)]
+    widths = [max(map(len, column)) for column in zip(_HEADER, *rows, strict=True)]
+    lines = [*_summary(graph), "", _line(_HEADER, widths)]
+    for index, row in enumerate(rows):
+        if index == graph.n_forward:
+            lines.append("-- backward")
+        lines.append(_line(row, widths))
+    return "\n".join(lines) + "\n"
+
+
+def _summary(graph: Graph) -> list[str]:
+    n_backward = len(graph.ops) - graph.n_forward
+    made = sum(v.size_bytes for v in graph.values if v.kind is Kind.ACTIVATION)
+    saved = sum(graph.values[v].size_bytes for v in graph.decidable)
+    lines = [f"graph {shown(graph.name) or '(no name)'}: {graph.n_forward} forward ops, {n_backward} backward ops"]
+    for kind in Kind:
+        count = sum(v.kind is kind for v in graph.values)
+        if count and kind in STATIC_KINDS | {Kind.TANGENT}:
+            lines.append(f"  {kind.value:<10} {count:>5} values  {format_bytes(graph.given_bytes(kind))}")
+    lines.append(f"  {'produced':<10} {sum(v.kind is Kind.ACTIVATION for v in graph.values):>5} values  {format_bytes(made)}")
+    lines.append(f"  {'to decide':<10} {len(graph.decidable):>5} values  {format_bytes(saved)}")
+    lines += [f"  update     {shown(graph.values[b].name)} <- {shown(graph.values[new].name)}" for new, b in graph.updates]
+    return lines
+
+
+def _row(graph: Graph, index: int, op: Op) -> tuple[str, ...]:
+    outputs = ", ".join(
+        f"{shown(graph.values[v].name)}{'*' if v in graph.held else ''} {format_bytes(graph.values[v].size_bytes)}"
+        for v in op.outputs
+    )
+    return (
+        str(index),
+        shown(op.name),
+        shown(op.target),
+        outputs,
+        format_flops(op.flops),
+        _flags(graph, op, index),
+        shown(op.source),
+    )
+
+
+def _flags(graph: Graph, op: Op, index: int) -> str:
+    flags = []
+    if index < graph.n_forward and not op.replayable:
+        flags.append(f"no replay: {shown(op.why_not) or 'unknown reason'}")
+    if op.random:
+        flags.append("random")
+    if op.optional:
+        flags.append("optional")
+    if op.in_place is not None:
+        flags.append(f"over {shown(graph.values[op.in_place[0]].name)}")
+    return "; ".join(flags)
+
+
+def format_flops(flops: int | None) -> str:
+    """Return ``flops`` with a decimal prefix and three significant places: ``1.23 G``; ``?`` if unknown."""
+    if flops is None:
+        return "?"
+    if flops < 1000:
+        return str(flops)
+    count = float(flops)
+    for prefix in "kMGTPE":
+        count /= 1000
+        if count < 999.5:
+            return f"{count:.3g} {prefix}"
+    return f"{count:.0f} E"
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (c.rjust(w) if i in _NUMBERS else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
+    return "  ".join(padded).rstrip()
