@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from actsolve.cost.hardware import profile
-from actsolve.cost.roofline import LAUNCH_S, RNG_RESTORE_S, RNG_STATE_S, compute_dtype, moved_bytes, roofline_costs
+from actsolve.cost.hardware import profile, profiles
+from actsolve.cost.roofline import (
+    LAUNCH_S,
+    MEMORY_BOUND_FLOPS_PER_BYTE,
+    RNG_RESTORE_S,
+    RNG_STATE_S,
+    compute_dtype,
+    moved_bytes,
+    roofline_costs,
+)
 from actsolve.errors import UsageError
 from actsolve.graph import RNG_STATE_TARGET, Graph, Kind, Op, Phase, Value
 
@@ -93,6 +101,13 @@ def test_missing_rate_raises_only_where_it_matters() -> None:
     product = one_op("aten.mm.default", [(2 * n * n, "bfloat16")] * 2, [(2 * n * n, "bfloat16")], flops=2 * n**3)
     with pytest.raises(UsageError, match="t4 has no rate for bfloat16"):
         roofline_costs(product, t4)
+
+
+def test_every_listed_device_is_bound_by_memory_below_the_threshold() -> None:
+    for device in profiles().values():
+        rates = [device.flop_rate(d) for d in ("fp32", "fp16") if getattr(device, f"{d}_tflops") is not None]
+        for rate in rates:
+            assert rate.per_s / device.memory_rate().per_s > MEMORY_BOUND_FLOPS_PER_BYTE
 
 
 def test_compute_dtype_is_that_of_the_largest_float() -> None:

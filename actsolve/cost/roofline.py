@@ -24,27 +24,31 @@ RNG_RESTORE_S = 10e-6
 """Seconds that a replay of a random op takes besides the op: save the state, set the saved one, and set the first back."""
 
 MEMORY_BOUND_FLOPS_PER_BYTE = 4
-"""At or below this an op is bound by memory on every listed device: the least balanced does 14 fp32 FLOPs per byte."""
+"""At or below this an op is bound by memory on every listed device: the A100 does 8.5 fp32 FLOPs a byte, all others more."""
 
-_GATHERS = frozenset({
-    "aten.embedding",
-    "aten.gather",
-    "aten.index",
-    "aten.index_select",
-    "aten.nll_loss2d_forward",
-    "aten.nll_loss_forward",
-    "aten.select_copy",
-    "aten.slice_copy",
-    "aten.take",
-})
-_WRITES_NOTHING = frozenset({
-    "aten.empty",
-    "aten.empty_like",
-    "aten.empty_permuted",
-    "aten.empty_strided",
-    "aten.new_empty",
-    "aten.new_empty_strided",
-})
+_GATHERS = frozenset(
+    {
+        "aten.embedding",
+        "aten.gather",
+        "aten.index",
+        "aten.index_select",
+        "aten.nll_loss2d_forward",
+        "aten.nll_loss_forward",
+        "aten.select_copy",
+        "aten.slice_copy",
+        "aten.take",
+    }
+)
+_WRITES_NOTHING = frozenset(
+    {
+        "aten.empty",
+        "aten.empty_like",
+        "aten.empty_permuted",
+        "aten.empty_strided",
+        "aten.new_empty",
+        "aten.new_empty_strided",
+    }
+)
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 
 
