@@ -83,7 +83,10 @@ def _ordered_runs(graph: Graph, kept: frozenset[int]) -> list[tuple[StepKind, in
 
 
 def _replays_before(graph: Graph, backward_op: int, live: set[int]) -> list[int]:
-    """Forward ops to replay before ``backward_op``, in order: depth first, without recursion."""
+    """Forward ops to replay before ``backward_op``, in the order of the forward; found without recursion.
+
+    Not in the order in which they are found: the MILP's memory rows rest on this order, and it is the model's own.
+    """
     order: list[int] = []
     done: set[int] = set()
     stack = [v for v in reversed(graph.ops[backward_op].inputs) if graph.is_forward_value[v] and v not in live]
@@ -110,7 +113,7 @@ def _replays_before(graph: Graph, backward_op: int, live: set[int]) -> list[int]
             stack.pop()
             done.add(producer)
             order.append(producer)
-    return order
+    return sorted(order)
 
 
 def _with_frees(graph: Graph, runs: list[tuple[StepKind, int]], kept: frozenset[int]) -> tuple[Step, ...]:

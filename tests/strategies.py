@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 
+from actsolve.errors import ScheduleError
 from actsolve.graph import RNG_STATE_TARGET, Graph, Kind, Op, Phase, Value
 from actsolve.problem import Costs, Problem
 from actsolve.schedule import build_schedule
@@ -61,6 +62,8 @@ def random_problem(seed: int | random.Random, n_forward: int | None = None, odd:
     static, optimizer = rng.choice(((0, 0), (0, 0), (7, 0), (5, 3)))
     problem = Problem(graph, costs, 0, static_bytes=static, optimizer_bytes=optimizer)
     low, high = budget_range(problem)
+    if rng.random() < 0.7:
+        low = least_peak_of_a_few(problem, rng)
     return Problem(graph, costs, rng.randint(low, high), static_bytes=static, optimizer_bytes=optimizer)
 
 
@@ -78,6 +81,19 @@ def budget_range(problem: Problem) -> tuple[int, int]:
         widest = max(widest, read + made + costs.workspace_bytes[index])
     keep_all = simulate(problem, build_schedule(graph, frozenset(graph.decidable))).peak_bytes
     return min(problem.static_bytes + widest, keep_all), keep_all
+
+
+def least_peak_of_a_few(problem: Problem, rng: random.Random, n: int = 8) -> int:
+    """Return the least peak among keep-all and ``n`` random sets of kept values: a budget that can be met."""
+    decidable = problem.graph.decidable
+    peaks = [budget_range(problem)[1]]
+    for _ in range(n):
+        try:
+            schedule = build_schedule(problem.graph, frozenset(v for v in decidable if rng.random() < 0.5))
+        except ScheduleError:
+            continue
+        peaks.append(simulate(problem, schedule).peak_bytes)
+    return min(peaks)
 
 
 @st.composite
@@ -210,4 +226,5 @@ class _Builder:
         return self.op(name, Phase.BACKWARD, [old, new], {f"v_{name}": self.values[old].size_bytes}, **fields)[0]
 
     def graph(self) -> Graph:
-        return Graph(tuple(self.ops), tuple(self.values), tuple(self.outputs), tuple(self.gradients), tuple(self.updates), "random")
+        held = tuple(self.outputs), tuple(self.gradients)
+        return Graph(tuple(self.ops), tuple(self.values), *held, tuple(self.updates), name="random")

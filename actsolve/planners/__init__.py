@@ -1,0 +1,42 @@
+"""Planners: each turns a Problem into a Plan. A new one is one file and one line here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from actsolve.errors import UsageError
+from actsolve.plan import Plan
+from actsolve.planners.keep_all import keep_all
+from actsolve.planners.milp import milp
+from actsolve.planners.options import PlannerOptions, Progress
+from actsolve.planners.per_layer import per_layer
+from actsolve.planners.smallest import smallest_budget
+from actsolve.planners.sqrt_l import sqrt_l
+from actsolve.problem import Problem
+
+__all__ = ["BASELINES", "PLANNERS", "PlannerOptions", "Progress", "plan", "smallest_budget"]
+
+PLANNERS: dict[str, Callable[[Problem, PlannerOptions], Plan]] = {
+    "milp": milp,
+    "keep_all": keep_all,
+    "sqrt_l": sqrt_l,
+    "per_layer": per_layer,
+}
+
+BASELINES = ("keep_all", "sqrt_l", "per_layer")
+
+
+def plan(problem: Problem, name: str = "milp", options: PlannerOptions | None = None) -> Plan:
+    """Return the plan of the planner called ``name``.
+
+    Raises:
+        UsageError: there is no such planner, or a pin cannot be honoured.
+        SolverError: the solver asked for is missing or fails.
+    """
+    if name not in PLANNERS:
+        raise UsageError(f"no planner is called {name!r}", try_="one of " + ", ".join(PLANNERS))
+    start = time.perf_counter()
+    found = PLANNERS[name](problem, options or PlannerOptions())
+    return replace(found, solve_s=time.perf_counter() - start)

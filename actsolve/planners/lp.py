@@ -1,0 +1,294 @@
+"""A mixed-integer linear program as plain columns, rows and coefficients, and two ways to solve it.
+
+HiGHS gets the arrays directly, for PuLP's HiGHS class passes on neither warm starts nor the dual bound; every other
+solver is reached through PuLP. A model of 60,000 rows must not spend longer in Python than in the solver, so nothing
+here makes an object per row until PuLP is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import highspy
+import numpy as np
+import numpy.typing as npt
+import pulp
+
+from actsolve.errors import SolverError
+from actsolve.planners.options import Progress
+
+Array = npt.NDArray[np.float64]
+INFINITY = math.inf
+
+
+class Outcome(Enum):
+    """What a solver said."""
+
+    OPTIMAL = "optimal"  # within the gap asked for
+    FEASIBLE = "feasible"  # a solution, without that proof
+    INFEASIBLE = "infeasible"  # proven
+    UNKNOWN = "unknown"  # nothing found before it stopped
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What a solver returned.
+
+    Attributes:
+        outcome: What it said.
+        x: The value of every column, or None.
+        objective: The objective there.
+        bound: Its dual bound on the objective; None if it exposes none.
+        interrupted: Whether the user stopped it (Ctrl-C).
+    """
+
+    outcome: Outcome
+    x: Array | None = None
+    objective: float | None = None
+    bound: float | None = None
+    interrupted: bool = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a solver stops: at either gap, or at the time limit."""
+
+    relative_gap: float = 0.01
+    absolute_gap: float = 0.0
+    time_limit_s: float = 60.0
+    threads: int | None = None
+
+
+@dataclass
+class LinearModel:
+    """Minimise cost over columns within rows ``lower <= coefficients . columns <= upper``, built in bulk."""
+
+    cost: list[float] = field(default_factory=list)
+    column_lower: list[float] = field(default_factory=list)
+    column_upper: list[float] = field(default_factory=list)
+    integer: list[bool] = field(default_factory=list)
+    row_lower: list[float] = field(default_factory=list)
+    row_upper: list[float] = field(default_factory=list)
+    row_start: list[int] = field(default_factory=lambda: [0])
+    index: list[int] = field(default_factory=list)
+    coefficient: list[float] = field(default_factory=list)
+
+    def column(self, cost: float = 0.0, lower: float = 0.0, upper: float = 1.0, integer: bool = False) -> int:
+        """Add a column; return its index."""
+        self.cost.append(cost)
+        self.column_lower.append(lower)
+        self.column_upper.append(upper)
+        self.integer.append(integer)
+        return len(self.cost) - 1
+
+    def row(self, lower: float, upper: float, columns: list[int], coefficients: list[float]) -> int:
+        """Add a row; return its index. No column may be named twice."""
+        self.index += columns
+        self.coefficient += coefficients
+        self.row_start.append(len(self.index))
+        self.row_lower.append(lower)
+        self.row_upper.append(upper)
+        return len(self.row_lower) - 1
+
+    @property
+    def n_columns(self) -> int:
+        return len(self.cost)
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.row_lower)
+
+    def to_pulp(self) -> pulp.LpProblem:
+        """Return the same program for PuLP; column i is named ``x<i>``."""
+        problem = pulp.LpProblem("actsolve", pulp.LpMinimize)
+        columns = [
+            pulp.LpVariable(f"x{i}", _finite(low), _finite(high), pulp.LpInteger if integer else pulp.LpContinuous)
+            for i, (low, high, integer) in enumerate(zip(self.column_lower, self.column_upper, self.integer, strict=True))
+        ]
+        problem.addVariables(columns)
+        problem.setObjective(pulp.LpAffineExpression([(c, v) for c, v in zip(columns, self.cost, strict=True) if v]))
+        for row in range(self.n_rows):
+            span = range(self.row_start[row], self.row_start[row + 1])
+            terms = [(columns[self.index[k]], self.coefficient[k]) for k in span]
+            low, high = self.row_lower[row], self.row_upper[row]
+            if low == high:
+                problem.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(terms), pulp.LpConstraintEQ, f"r{row}", high))
+                continue
+            if high < INFINITY:
+                problem.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(terms), pulp.LpConstraintLE, f"r{row}", high))
+            if low > -INFINITY:
+                problem.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(terms), pulp.LpConstraintGE, f"s{row}", low))
+        return problem
+
+
+def solve(
+    model: LinearModel, solver: str, limits: Limits, start: Array | None = None, progress: Progress | None = None
+) -> Solution:
+    """Solve ``model``. Ctrl-C stops the solver and returns what it has.
+
+    Args:
+        model: What to minimise.
+        solver: ``"highs"``, or the name of any solver that PuLP knows; case does not matter.
+        limits: When to stop.
+        start: A solution to start from, a value for every column.
+        progress: Called with (elapsed_s, incumbent, bound), in units of the objective; only HiGHS calls it.
+
+    Raises:
+        SolverError: the solver is unknown, not installed, or failed.
+    """
+    if solver.lower() == "highs":
+        return _solve_highs(model, limits, start, progress)
+    return _solve_pulp(model, _pulp_solver(solver, limits, warm=start is not None), start)
+
+
+def _finite(bound: float) -> float | None:
+    return None if math.isinf(bound) else bound
+
+
+# HiGHS
+
+
+def _solve_highs(model: LinearModel, limits: Limits, start: Array | None, progress: Progress | None) -> Solution:
+    highs: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+    highs.silent()
+    highs.passModel(_highs_model(model))
+    for name, value in _highs_options(limits).items():
+        highs.setOptionValue(name, value)
+    if start is not None:
+        solution = highspy.HighsSolution()
+        solution.col_value = start.tolist()
+        solution.value_valid = True
+        highs.setSolution(solution)
+    interrupted = _run_highs(highs, progress)
+    return _highs_solution(highs, any(model.integer), interrupted)
+
+
+def _highs_options(limits: Limits) -> dict[str, float | int | str]:
+    options: dict[str, float | int | str] = {
+        "time_limit": float(limits.time_limit_s),
+        "mip_rel_gap": float(limits.relative_gap),
+        "mip_abs_gap": float(limits.absolute_gap),
+        "random_seed": 0,
+    }
+    if limits.threads is not None:
+        options["threads"] = limits.threads
+    return options
+
+
+def _highs_model(model: LinearModel) -> highspy.HighsLp:
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = model.n_columns, model.n_rows
+    lp.col_cost_ = np.array(model.cost, dtype=np.float64)
+    lp.col_lower_ = np.array(model.column_lower, dtype=np.float64)
+    lp.col_upper_ = np.array(model.column_upper, dtype=np.float64)
+    kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+    lp.integrality_ = [kinds[i] for i in model.integer]
+    lp.row_lower_ = np.array(model.row_lower, dtype=np.float64)
+    lp.row_upper_ = np.array(model.row_upper, dtype=np.float64)
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_ = np.array(model.row_start, dtype=np.int32)
+    lp.a_matrix_.index_ = np.array(model.index, dtype=np.int32)
+    lp.a_matrix_.value_ = np.array(model.coefficient, dtype=np.float64)
+    return lp
+
+
+def _run_highs(highs: Any, progress: Progress | None) -> bool:
+    """Run the solver in a thread, so that Ctrl-C reaches us; return whether it was pressed."""
+    latest: list[tuple[float, float, float]] = []
+    if progress is not None:
+        highs.cbMipLogging += lambda event: latest.append(
+            (event.data_out.running_time, event.data_out.mip_primal_bound, event.data_out.mip_dual_bound)
+        )
+    highs.HandleUserInterrupt = True
+    interrupted = False
+    highs.startSolve()
+    while True:
+        try:
+            done, _ = highs.wait(0.05)
+            if progress is not None and latest:
+                elapsed, incumbent, bound = latest[-1]
+                latest.clear()
+                progress(elapsed, _finite(incumbent), _finite(bound))
+            if done:
+                return interrupted
+        except KeyboardInterrupt:
+            interrupted = True
+            highs.cancelSolve()
+
+
+def _highs_solution(highs: Any, is_mip: bool, interrupted: bool) -> Solution:
+    status, info = highs.getModelStatus(), highs.getInfo()
+    if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
+        return Solution(Outcome.INFEASIBLE, interrupted=interrupted)
+    if status in (highspy.HighsModelStatus.kSolveError, highspy.HighsModelStatus.kModelError, highspy.HighsModelStatus.kNotset):
+        raise SolverError("HiGHS failed", why=highs.modelStatusToString(status))
+    bound = _finite(info.mip_dual_bound) if is_mip else info.objective_function_value
+    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+        return Solution(Outcome.UNKNOWN, bound=bound, interrupted=interrupted)
+    optimal = status == highspy.HighsModelStatus.kOptimal
+    x = np.array(highs.getSolution().col_value, dtype=np.float64)
+    return Solution(Outcome.OPTIMAL if optimal else Outcome.FEASIBLE, x, info.objective_function_value, bound, interrupted)
+
+
+# PuLP
+
+
+def available_solvers() -> list[str]:
+    """Return the names of the solvers that can be asked for here."""
+    return ["highs", *(s for s in pulp.listSolvers(onlyAvailable=True) if s != "HiGHS")]
+
+
+def _pulp_solver(name: str, limits: Limits, warm: bool) -> pulp.LpSolver:
+    known = {s.lower(): s for s in pulp.listSolvers()} | {"cbc": "PULP_CBC_CMD", "glpk": "GLPK_CMD", "scip": "SCIP_CMD"}
+    try_ = "one of " + ", ".join(available_solvers())
+    if name.lower() not in known:
+        raise SolverError(f"no solver is called {name!r}", try_=try_)
+    full = known[name.lower()]
+    wanted: dict[str, object] = {"timeLimit": limits.time_limit_s, "gapRel": limits.relative_gap}
+    extra: dict[str, object] = {"warmStart": warm} if warm else {}
+    if limits.threads is not None:
+        extra["threads"] = limits.threads
+    build: Callable[..., pulp.LpSolver] = pulp.getSolver
+    for arguments in ({**wanted, **extra}, wanted, {}):
+        try:
+            solver = build(full, msg=False, **arguments)
+        except TypeError:
+            continue  # not every PuLP solver takes a gap, a start or threads
+        if solver.available():
+            return solver
+        break
+    raise SolverError(f"the solver {full} is not installed", try_=try_)
+
+
+def _solve_pulp(model: LinearModel, solver: pulp.LpSolver, start: Array | None) -> Solution:
+    problem = model.to_pulp()
+    variables = {v.name: v for v in problem.variables()}
+    if start is not None:
+        for name, variable in variables.items():
+            variable.setInitialValue(float(start[int(name[1:])]), check=False)
+    begin = time.perf_counter()
+    try:
+        problem.solve(solver)
+    except KeyboardInterrupt:
+        return Solution(Outcome.UNKNOWN, interrupted=True)
+    except pulp.PulpSolverError as error:
+        raise SolverError(f"{solver.name} failed after {time.perf_counter() - begin:.1f} s", why=str(error)) from error
+    # `status` says Optimal for a time-limited incumbent too: only `sol_status` tells them apart.
+    outcome = {
+        pulp.LpSolutionOptimal: Outcome.OPTIMAL,
+        pulp.LpSolutionIntegerFeasible: Outcome.FEASIBLE,
+        pulp.LpSolutionInfeasible: Outcome.INFEASIBLE,
+    }.get(problem.sol_status, Outcome.UNKNOWN)
+    if outcome not in (Outcome.OPTIMAL, Outcome.FEASIBLE):
+        return Solution(outcome)
+    x = np.zeros(model.n_columns)
+    for i in range(model.n_columns):
+        variable = variables.get(f"x{i}")
+        value = None if variable is None else variable.varValue
+        x[i] = max(0.0, model.column_lower[i]) if value is None else value
+    return Solution(outcome, x, float(np.dot(x, model.cost)))

@@ -1,0 +1,177 @@
+"""Keep or recompute, by mixed-integer programming over replay windows, with a proven gap.
+
+The steps: the baselines and keep-all first; the MILP (`milp_rows`, `moments`), seeded with the best baseline that
+fits; the exact schedule of what it decides; and an exact local improvement. The rows are conservative, so what is
+returned may be a little better than the solver believes, never worse than the best baseline, and never over budget.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from actsolve.errors import UsageError
+from actsolve.plan import Plan, Status
+from actsolve.planners.improve import Candidate, candidate, improved
+from actsolve.planners.keep_all import keep_all
+from actsolve.planners.lp import Limits, Outcome, Solution, solve
+from actsolve.planners.milp_rows import Columns, decision_columns, decisions_of, start_from
+from actsolve.planners.moments import MemoryRows, write_memory_rows
+from actsolve.planners.options import PlannerOptions, Progress
+from actsolve.planners.per_layer import per_layer
+from actsolve.planners.sqrt_l import sqrt_l
+from actsolve.planners.windows import Windows, windows
+from actsolve.problem import Problem
+
+STEP_GAP = 0.0005  # a plan within this share of the step time is optimal, whatever its gap
+_EPSILON_S = 1e-9
+
+
+def milp(problem: Problem, options: PlannerOptions | None = None) -> Plan:
+    """Return the plan that takes the least time within the budget, to within the gap.
+
+    Raises:
+        UsageError: a pin cannot be honoured.
+        SolverError: the solver asked for is missing or fails.
+    """
+    options = options or PlannerOptions()
+    check_pins(problem)
+    deadline = time.perf_counter() + options.time_limit_s
+    everything = candidate(problem, keep_all(problem).kept)
+    if everything.fits and everything.extra_s < _EPSILON_S:
+        return Plan("milp", everything.kept, Status.OPTIMAL, bound_s=0.0)
+    best = _best_seed(problem, options, everything)
+    bound: float | None = None
+    proven_infeasible = False
+    for width in _widths(problem, options):
+        found = windows(problem, width)
+        outcome = _solve_windows(problem, options, found, best, deadline)
+        if outcome.solution.outcome is Outcome.INFEASIBLE:
+            proven_infeasible = found.whole
+            if found.whole or time.perf_counter() > deadline:
+                break
+            continue
+        bound = outcome.bound_s
+        if outcome.best is not None and (best is None or outcome.best.extra_s < best.extra_s):
+            best = outcome.best
+        break
+    if best is None:
+        return Plan("milp", status=Status.INFEASIBLE if proven_infeasible else Status.UNKNOWN, bound_s=bound)
+    best = improved(problem, best, deadline=max(deadline, time.perf_counter() + 0.5))
+    bound = None if bound is None else min(bound, best.extra_s)
+    return Plan("milp", best.kept, _status(problem, options, best.extra_s, bound), bound_s=bound)
+
+
+def check_pins(problem: Problem) -> None:
+    """Raise UsageError if a pin names what cannot be decided, or asks for what cannot be done."""
+    graph = problem.graph
+    decidable = set(graph.decidable)
+    for v in sorted(problem.pinned_keep | problem.pinned_recompute):
+        name = graph.values[v].name
+        if v not in decidable:
+            raise UsageError(f"{name} is pinned, but there is nothing to decide", why="no backward op or replay reads it")
+        if v in problem.pinned_keep and v in problem.pinned_recompute:
+            raise UsageError(f"{name} is pinned both to be kept and to be recomputed")
+        producer = graph.values[v].producer
+        assert producer is not None
+        op = graph.ops[producer]
+        if v in problem.pinned_recompute and not op.replayable:
+            raise UsageError(
+                f"{name} is pinned to be recomputed, and its op cannot be replayed", where=op.name, why=op.why_not, try_="keep it"
+            )
+
+
+def _best_seed(problem: Problem, options: PlannerOptions, everything: Candidate) -> Candidate | None:
+    """The fastest of the baselines, and of the plans given, that fits."""
+    seeds = [everything]
+    for kept in (*options.seeds, *(b(problem).kept for b in (sqrt_l, per_layer))):
+        seeds.append(candidate(problem, kept))
+    fitting = [s for s in seeds if s.fits and not s.kept & problem.pinned_recompute]
+    return min(fitting, key=lambda s: s.extra_s, default=None)
+
+
+def _widths(problem: Problem, options: PlannerOptions) -> Iterator[int | None]:
+    """Widths of the windows to try, one after the other while the model is infeasible; None is no limit."""
+    n_backward = len(problem.graph.ops) - problem.graph.n_forward
+    width = options.window or max(40, round(3 * math.sqrt(n_backward)))
+    while width < n_backward:
+        yield width
+        width *= 2
+    yield None
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    solution: Solution
+    best: Candidate | None = None
+    bound_s: float | None = None
+
+
+def _solve_windows(
+    problem: Problem, options: PlannerOptions, found: Windows, seed: Candidate | None, deadline: float
+) -> _Outcome:
+    """Solve the MILP over these windows; where rounding leaves its plan over the budget, again with a little less room."""
+    room = problem.dynamic_budget_bytes
+    tightened = 0
+    while True:
+        columns, rows, time_scale = build(problem, found, room - tightened)
+        if rows.fixed_peak_bytes > room:
+            return _Outcome(Solution(Outcome.INFEASIBLE))
+        start = None
+        if seed is not None:
+            start = start_from(columns, seed.kept, columns.lp.n_columns)
+            rows.fill(start)
+        limits = Limits(
+            relative_gap=options.gap,
+            absolute_gap=_step_gap(options) * problem.base_time_s * time_scale,
+            time_limit_s=max(0.1, deadline - time.perf_counter()),
+            threads=options.threads,
+        )
+        solution = solve(columns.lp, options.solver, limits, start, _in_seconds(options.progress, time_scale))
+        bound_s = None if solution.bound is None else max(0.0, solution.bound / time_scale)
+        if solution.x is None:
+            return _Outcome(solution, bound_s=bound_s)
+        best = candidate(problem, decisions_of(columns, solution.x))
+        if best.fits or tightened or time.perf_counter() > deadline:
+            return _Outcome(solution, best if best.fits else None, bound_s)
+        tightened = best.peak_bytes - problem.budget_bytes
+
+
+def _in_seconds(progress: Progress | None, time_scale: float) -> Progress | None:
+    """Translate what the solver reports."""
+    if progress is None:
+        return None
+    return lambda elapsed_s, incumbent, bound: progress(
+        elapsed_s, None if incumbent is None else incumbent / time_scale, None if bound is None else bound / time_scale
+    )
+
+
+def build(problem: Problem, found: Windows, room_bytes: int) -> tuple[Columns, MemoryRows, float]:
+    """Return the whole model, and by what its objective is to be divided to give seconds."""
+    total = sum(problem.costs.replay_seconds[f] for f in found.demands)
+    time_scale = 1000.0 / total if total > 0 else 1.0
+    columns = decision_columns(problem, found, time_scale)
+    rows = MemoryRows(columns, room_bytes, unit=memory_unit(problem))
+    write_memory_rows(problem, columns, rows)
+    return columns, rows, time_scale
+
+
+def memory_unit(problem: Problem) -> float:
+    """Bytes that the solver sees as 1: its tolerance of 1e-6 is then a millionth of the largest value."""
+    largest = max((problem.graph.values[v].size_bytes for v in problem.graph.decidable), default=1)
+    return max(1.0, largest / 100.0)
+
+
+def _step_gap(options: PlannerOptions) -> float:
+    """The step gap to stop at: smaller where the caller asks for a smaller gap than usual."""
+    return STEP_GAP * min(1.0, options.gap / 0.01)
+
+
+def _status(problem: Problem, options: PlannerOptions, extra_s: float, bound_s: float | None) -> Status:
+    if bound_s is None:
+        return Status.FEASIBLE
+    missing = extra_s - bound_s
+    small = extra_s < _EPSILON_S or missing <= options.gap * extra_s + _EPSILON_S
+    return Status.OPTIMAL if small or missing <= STEP_GAP * (problem.base_time_s + extra_s) else Status.FEASIBLE

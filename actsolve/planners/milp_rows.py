@@ -1,0 +1,140 @@
+"""The rows of the replay-window MILP: which values to keep and which ops to replay, and when.
+
+Legend:
+    v            a decidable value (`Graph.decidable`); p(v) its op; s_v its bytes
+    f, u         forward ops that may be replayed (`Windows.demands`)
+    j            a position: the index of a backward op
+    k_v   in {0,1}   v is kept from the forward to its last read
+    r_f   in {0,1}   f is replayed once
+    q_f,j in [0,1]   f has been replayed by position j; a step function of j that rises only at f's demands, and is r_f
+                     from the last one on. It needs no integrality: memory pushes it down to what the rows force
+    U_t   >= 0       memory at moment t above what is live whatever is decided (`moments`)
+
+Rows:
+    use      q_p(v),j + k_v >= 1           at the first direct read j of v
+    once     k_v + r_p(v) <= 1             where v is the only decidable output of its op
+    inputs   r_u <= k_v + r_p(v)           for each decidable input v of u
+    timing   q_f,j >= q_u,j - k_v          for each input v of u made by f, at each demand j of u
+    rising   q_f,j' <= q_f,j <= r_f        for j' < j
+    memory   see `moments`
+
+A value that is offloaded would join k_v on the right of use, inputs and timing, and bring its own terms to memory.
+
+Source:
+    DESIGN section 4. The step function over demands instead of one q per backward op is ours: a demand-driven replay
+    happens at no other position.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from actsolve.planners.lp import INFINITY, Array, LinearModel
+from actsolve.planners.windows import Windows
+from actsolve.problem import Problem
+from actsolve.schedule import StepKind, build_schedule
+
+Terms = dict[int, float]  # column -> coefficient
+
+
+@dataclass
+class Columns:
+    """The columns of the decisions, and the step functions over them."""
+
+    windows: Windows
+    lp: LinearModel = field(default_factory=LinearModel)
+    k: dict[int, int] = field(default_factory=dict)
+    r: dict[int, int] = field(default_factory=dict)
+    q: dict[int, tuple[int, ...]] = field(default_factory=dict)  # per op: one column per demand; the last is r's
+
+    def q_at(self, f: int, position: int) -> int | None:
+        """Column of q_f at ``position``; None where it is 0."""
+        step = bisect_right(self.windows.demands.get(f, ()), position)
+        return self.q[f][step - 1] if step else None
+
+    def rise(self, f: int, step: int) -> Terms:
+        """q_f at its demand number ``step`` less q_f just before: 1 where f is replayed exactly there."""
+        columns = self.q[f]
+        return {columns[step]: 1.0} if step == 0 else {columns[step]: 1.0, columns[step - 1]: -1.0}
+
+
+def decision_columns(problem: Problem, found: Windows, time_scale: float) -> Columns:
+    """Return the model with the columns k, r and q, and every row but memory. Costs are seconds times ``time_scale``."""
+    columns = Columns(found)
+    lp = columns.lp
+    for v in found.graph.decidable:
+        low = 1.0 if v in found.must_keep else 0.0
+        high = 0.0 if v in found.never_keep else 1.0
+        columns.k[v] = lp.column(lower=low, upper=max(low, high), integer=True)
+    for f, demands in found.demands.items():
+        columns.r[f] = lp.column(cost=problem.costs.replay_seconds[f] * time_scale, integer=True)
+        columns.q[f] = (*(lp.column() for _ in demands[:-1]), columns.r[f])
+        for before, after in zip(columns.q[f], columns.q[f][1:], strict=False):
+            lp.row(-INFINITY, 0.0, [before, after], [1.0, -1.0])
+    for v in found.graph.decidable:
+        _use_rows(columns, v)
+    for u in found.demands:
+        for v in (*found.graph.ops[u].inputs, *found.graph.ops[u].replay_inputs):
+            if v in columns.k:
+                _input_rows(columns, u, v)
+    return columns
+
+
+def _use_rows(columns: Columns, v: int) -> None:
+    graph, lp = columns.windows.graph, columns.lp
+    producer = graph.values[v].producer
+    assert producer is not None
+    k, r = columns.k[v], columns.r.get(producer)
+    direct = graph.backward_readers[v]
+    first = columns.q_at(producer, direct[0]) if direct else None
+    alone = sum(w in columns.k for w in graph.ops[producer].outputs) == 1
+    if r is not None and alone:
+        lp.row(1.0 if first == r else -INFINITY, 1.0, [k, r], [1.0, 1.0])
+    if direct and not (alone and first == r and r is not None):
+        if first is None:
+            lp.row(1.0, INFINITY, [k], [1.0])
+        else:
+            lp.row(1.0, INFINITY, [k, first], [1.0, 1.0])
+
+
+def _input_rows(columns: Columns, u: int, v: int) -> None:
+    """v is there when u is replayed: at every demand of u, and so in the end."""
+    lp, k = columns.lp, columns.k[v]
+    producer = columns.windows.graph.values[v].producer
+    assert producer is not None
+    for position, q_u in zip(columns.windows.demands[u], columns.q[u], strict=True):
+        q_f = columns.q_at(producer, position)
+        if q_f is None:
+            lp.row(-INFINITY, 0.0, [q_u, k], [1.0, -1.0])
+        else:
+            lp.row(-INFINITY, 0.0, [q_u, k, q_f], [1.0, -1.0, -1.0])
+
+
+def decisions_of(columns: Columns, x: Array) -> frozenset[int]:
+    """Return the values that the solution ``x`` keeps."""
+    return frozenset(v for v, column in columns.k.items() if x[column] > 0.5)
+
+
+def start_from(columns: Columns, kept: frozenset[int], n_columns: int) -> Array:
+    """Return k, r and q of the demand-driven schedule that keeps ``kept``; all other columns are 0."""
+    x = np.zeros(n_columns)
+    for v in kept:
+        if v in columns.k:
+            x[columns.k[v]] = 1.0
+    graph = columns.windows.graph
+    waiting: list[int] = []
+    for step in build_schedule(graph, kept).steps:
+        if step.op is None:
+            continue
+        if step.kind is StepKind.REPLAY:
+            waiting.append(step.op)
+        elif waiting:
+            for f in waiting:
+                for position, column in zip(columns.windows.demands.get(f, ()), columns.q.get(f, ()), strict=True):
+                    if position >= step.op:
+                        x[column] = 1.0
+            waiting.clear()
+    return x

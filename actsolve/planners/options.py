@@ -1,0 +1,33 @@
+"""What a caller may ask of a planner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# Called now and then during a solve with (elapsed_s, incumbent_s, bound_s); either is None while unknown.
+Progress = Callable[[float, float | None, float | None], None]
+
+
+@dataclass(frozen=True)
+class PlannerOptions:
+    """Options of a planner; baselines ignore them.
+
+    Attributes:
+        gap: Stop when the plan's extra time is proven to be within this share of the least.
+        time_limit_s: Stop after this many seconds and return the best plan found.
+        solver: ``"highs"``, or any solver that PuLP knows: ``"cbc"``, ``"PULP_CBC_CMD"``, ...
+        threads: For the solver; None leaves it to the solver.
+        window: How many backward ops early a forward op may be replayed; None chooses, and widens it
+            when the budget is tight.
+        progress: Called during the solve.
+        seeds: Sets of kept values to start from, besides the baselines.
+    """
+
+    gap: float = 0.01
+    time_limit_s: float = 60.0
+    solver: str = "highs"
+    threads: int | None = 2
+    window: int | None = None
+    progress: Progress | None = None
+    seeds: tuple[frozenset[int], ...] = ()

@@ -1,0 +1,91 @@
+"""The smallest budget that a plan is found for, verified by exact simulation."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from actsolve.errors import InfeasibleBudget
+from actsolve.plan import Plan, Status
+from actsolve.planners.improve import Candidate, candidate
+from actsolve.planners.keep_all import keep_all
+from actsolve.planners.lp import INFINITY, Limits, solve
+from actsolve.planners.milp import check_pins, memory_unit
+from actsolve.planners.milp_rows import decision_columns, decisions_of, start_from
+from actsolve.planners.moments import MemoryRows, write_memory_rows
+from actsolve.planners.options import PlannerOptions
+from actsolve.planners.per_layer import per_layer
+from actsolve.planners.sqrt_l import sqrt_l
+from actsolve.planners.windows import windows
+from actsolve.problem import Problem
+
+_UNLIMITED = 1 << 62
+
+
+def smallest_budget(problem: Problem, options: PlannerOptions | None = None) -> tuple[int, Plan]:
+    """Return the smallest budget found, in bytes, and a plan that meets it.
+
+    It is the least exact peak among those of the baselines, of the MILP that minimises the peak in place of the time, and
+    of what local search makes of the best of these. The budget of ``problem`` is not looked at. The plan is not
+    minimised for time: hand its kept values to `milp` as a seed, at that budget.
+
+    Raises:
+        UsageError: a pin cannot be honoured.
+        SolverError: the solver asked for is missing or fails.
+    """
+    options = options or PlannerOptions()
+    check_pins(problem)
+    deadline = time.perf_counter() + options.time_limit_s
+    problem = replace(problem, budget_bytes=_UNLIMITED)
+    plans = [candidate(problem, kept) for kept in (*options.seeds, *(b(problem).kept for b in (keep_all, sqrt_l, per_layer)))]
+    plans = [p for p in plans if not p.kept & problem.pinned_recompute]
+    best = min(plans, key=_rank, default=None)
+    found = _least_peak(problem, options, best, deadline)
+    if found is not None and (best is None or _rank(found) < _rank(best)):
+        best = found
+    if best is None:
+        raise InfeasibleBudget("no plan was found at any budget", why="the pinned values leave none")
+    best = _descended(problem, best, deadline)
+    return best.peak_bytes, Plan("milp", best.kept, Status.FEASIBLE, note="smallest budget found")
+
+
+def _rank(plan: Candidate) -> tuple[int, float]:
+    return plan.peak_bytes, plan.extra_s
+
+
+def _least_peak(problem: Problem, options: PlannerOptions, seed: Candidate | None, deadline: float) -> Candidate | None:
+    """Solve the MILP for the least peak."""
+    n_backward = len(problem.graph.ops) - problem.graph.n_forward
+    width = None if n_backward <= 400 else max(160, n_backward // 4)
+    columns = decision_columns(problem, windows(problem, width), time_scale=0.0)
+    rows = MemoryRows(columns, None, memory_unit(problem))
+    rows.peak = columns.lp.column(cost=1.0, lower=0.0, upper=INFINITY)
+    write_memory_rows(problem, columns, rows)
+    start = None
+    if seed is not None:
+        start = start_from(columns, seed.kept, columns.lp.n_columns)
+        rows.fill(start)
+    limits = Limits(min(options.gap, 0.005), 0.0, max(0.1, deadline - time.perf_counter()), options.threads)
+    solution = solve(columns.lp, options.solver, limits, start)
+    return None if solution.x is None else candidate(problem, decisions_of(columns, solution.x))
+
+
+def _descended(problem: Problem, best: Candidate, deadline: float, tries: int = 200) -> Candidate:
+    """Drop or keep one value at a time while the peak falls; first those that are live at the peak."""
+    graph = problem.graph
+    while tries > 0:
+        sizes = {v: graph.values[v].size_bytes for v in graph.decidable}
+        moves = sorted(sizes, key=lambda v: (v not in best.kept, -sizes[v], v))
+        for v in moves:
+            if tries <= 0 or time.perf_counter() > deadline:
+                return best
+            if v in problem.pinned_keep or v in problem.pinned_recompute or not sizes[v]:
+                continue
+            tries -= 1
+            new = candidate(problem, best.kept ^ {v})
+            if _rank(new) < _rank(best):
+                best = new
+                break
+        else:
+            return best
+    return best
