@@ -61,10 +61,7 @@ class _Replayer:
         self.next_op = 0
         self.in_backward = False
         self.peak, self.peak_where = problem.static_bytes, "before the first step"
-        self.end_of_forward = -1
-        for number, step in enumerate(schedule.steps):
-            if step.kind is StepKind.COMPUTE and isinstance(step.op, int) and step.op < self.n_forward:
-                self.end_of_forward = number
+        self.freed_new: dict[int, str] = {}  # values for buffers that were freed: right if the forward has ended by then
 
     def take(self, number: int, step: Step) -> None:
         """Do one step, or raise."""
@@ -74,14 +71,12 @@ class _Replayer:
             self._run(number, step)
         else:
             raise ScheduleError(f"step {number} is of no known kind", why=repr(step.kind))
-        if number == self.end_of_forward:
-            self._check_updates()
 
     def finish(self) -> int:
         """Check what must hold after the last step; return the peak."""
         end = len(self.graph.ops)
         self._skip_to(end, where="the end of the schedule")
-        if self.end_of_forward < 0:
+        if not self.in_backward:
             self._check_updates()
         held = {v for v in self.held if self.graph.values[v].kind is Kind.ACTIVATION}
         if leaked := sorted(self.live - held):
@@ -114,7 +109,7 @@ class _Replayer:
         for value in reads:
             if value not in self.live and self.graph.values[value].kind is Kind.ACTIVATION:
                 raise ScheduleError(f"{self._name(value)} is read and not live", where=where)
-        self._make(number, step, op, where)
+        self._make(step, op, where)
 
     def _check_order(self, index: int, op: Op, where: str) -> None:
         """The first run of an op comes in its place."""
@@ -122,6 +117,9 @@ class _Replayer:
             raise ScheduleError(f"{op.name} is computed twice or out of order", where=where)
         if index >= self.n_forward:
             self._enter_backward(where)
+        elif self.freed_new:
+            value, freed_where = next(iter(self.freed_new.items()))
+            raise ScheduleError(f"{self._name(value)} is freed before it is copied into its buffer", where=freed_where)
         self._skip_to(index, where)
         self.next_op = index + 1
 
@@ -138,6 +136,7 @@ class _Replayer:
     def _enter_backward(self, where: str) -> None:
         if not self.in_backward:
             self._skip_to(self.n_forward, where)
+            self._check_updates()
             self.in_backward = True
             self.current += self.tangent_bytes
 
@@ -148,12 +147,12 @@ class _Replayer:
                 raise ScheduleError(f"{op.name} was not computed", where=where, why="it always runs, before this")
         self.next_op = max(self.next_op, index)
 
-    def _make(self, number: int, step: Step, op: Op, where: str) -> None:
+    def _make(self, step: Step, op: Op, where: str) -> None:
         """Count the run, and make its outputs live."""
         sizes = self.graph.values
         overwritten = None
         if step.in_place:
-            overwritten = self._overwritten(number, op, where)
+            overwritten = self._overwritten(op, where)
             self.live.remove(overwritten)
             self.current -= sizes[overwritten].size_bytes
         while_running = self.current + sum(sizes[v].size_bytes for v in op.outputs)
@@ -164,7 +163,7 @@ class _Replayer:
                 self.live.add(value)
                 self.current += sizes[value].size_bytes
 
-    def _overwritten(self, number: int, op: Op, where: str) -> int:
+    def _overwritten(self, op: Op, where: str) -> int:
         """The value that ends where ``op`` writes in place, if it may."""
         if op.in_place is None:
             raise ScheduleError("an op works in place that cannot", where=where)
@@ -176,7 +175,7 @@ class _Replayer:
             raise ScheduleError(f"{name} is overwritten by a value of another size", where=where)
         if source in self.held:
             raise ScheduleError(f"{name} is overwritten and the caller holds it", where=where)
-        if source in self.updates and number <= self.end_of_forward:
+        if source in self.updates and not self.in_backward:
             raise ScheduleError(f"{name} is overwritten before it is copied into its buffer", where=where)
         if target in self.live:
             raise ScheduleError(f"{name} is overwritten by {self._name(target)}, of which a copy is live", where=where)
@@ -193,18 +192,17 @@ class _Replayer:
             raise ScheduleError("a value that the caller holds is freed", where=where)
         if value not in self.live:
             raise ScheduleError("a value is freed that is not live", where=where, why="it was freed before, or never made")
-        if value in self.updates and number < self.end_of_forward:
-            raise ScheduleError("a value is freed before it is copied into its buffer", where=where)
+        if value in self.updates and not self.in_backward:
+            self.freed_new[value] = where
         self.live.remove(value)
         self.current -= self.graph.values[value].size_bytes
 
     def _check_updates(self) -> None:
+        """Called at the end of the forward, when the new values are copied into their buffers."""
         for new, buffer in self.updates.items():
-            if new not in self.live:
-                raise ScheduleError(
-                    f"{self._name(new)} is not live at the end of the forward",
-                    why=f"it is to be copied into {self._name(buffer)}",
-                )
+            if new not in self.live and new not in self.freed_new:
+                why = f"it is to be copied into {self._name(buffer)}"
+                raise ScheduleError(f"{self._name(new)} is not live at the end of the forward", why=why)
 
     def _reach(self, memory_bytes: int, where: str) -> None:
         if memory_bytes > self.peak:
