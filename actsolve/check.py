@@ -13,7 +13,9 @@ schedules or the simulator:
 - at the end of the step exactly what the caller holds is live;
 - the memory, tangents, workspace and the optimizer step counted, never exceeds the budget.
 
-Not looked at: whether the steps are the cheapest ones. A replay that nobody needs is allowed if it is freed again.
+Not looked at: whether the steps are the cheapest ones. A replay that nobody needs is allowed if it is freed again. Whether a
+replay sees the buffers that its first run saw is for the graph to say (`Op.replayable`): batch norm may be replayed, for its
+results do not depend on the statistics that it updates.
 """
 
 from __future__ import annotations
@@ -53,7 +55,6 @@ class _Replayer:
         self.n_forward = sum(1 for op in graph.ops if op.phase.value == "forward")
         self.held = {*graph.outputs, *graph.gradients}
         self.updates = {new: buffer for new, buffer in graph.updates if graph.values[new].kind is Kind.ACTIVATION}
-        self.updated_buffers = {buffer for _, buffer in graph.updates}
         self.tangent_bytes = sum(v.size_bytes for v in graph.values if v.kind is Kind.TANGENT)
 
         self.live: set[int] = set()
@@ -129,8 +130,6 @@ class _Replayer:
             raise ScheduleError("a backward op is replayed", where=where)
         if not op.replayable:
             raise ScheduleError("an op that must not be replayed is", where=where, why=op.why_not)
-        if stale := sorted(self.updated_buffers.intersection(op.inputs)):
-            raise ScheduleError(f"a replay reads {self._name(stale[0])}, which the step has changed", where=where)
         self._enter_backward(where)
 
     def _enter_backward(self, where: str) -> None:

@@ -308,12 +308,6 @@ def test_a_buffers_new_value_is_not_overwritten_before_the_copy() -> None:
         check(replace(PROBLEM, graph=updated), Schedule((run(0), run(1), run(2, in_place=True))))
 
 
-def test_a_replay_of_what_reads_a_changed_buffer_is_refused_even_if_the_graph_allows_it() -> None:
-    wrong = replace(GRAPH, ops=(OPS[0], replace(OPS[1], replayable=True), *OPS[2:]))
-    with pytest.raises(ScheduleError, match="a replay reads buffer, which the step has changed"):
-        check(replace(PROBLEM, graph=wrong), Schedule((*KEEP[:4], replay(1))))
-
-
 def test_a_held_value_of_an_optional_op_must_be_made() -> None:
     optional = replace(GRAPH, ops=(*OPS[:2], replace(OPS[2], optional=True), OPS[3]))
     with pytest.raises(ScheduleError, match="b is not live at the end of the step"):
