@@ -7,7 +7,6 @@ returned may be a little better than the solver believes, never worse than the b
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +26,8 @@ from actsolve.problem import Problem
 
 STEP_GAP = 0.0005  # a plan within this share of the step time is optimal, whatever its gap
 _EPSILON_S = 1e-9
+_NARROWEST = 20  # backward ops: about one transformer layer
+_DEMANDS = 6000
 
 
 def milp(problem: Problem, options: PlannerOptions | None = None) -> Plan:
@@ -45,8 +46,7 @@ def milp(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     best = _best_seed(problem, options, everything)
     bound: float | None = None
     proven_infeasible = False
-    for width in _widths(problem, options):
-        found = windows(problem, width)
+    for found in _window_series(problem, options):
         outcome = _solve_windows(problem, options, found, best, deadline)
         if outcome.solution.outcome is Outcome.INFEASIBLE:
             proven_infeasible = found.whole
@@ -92,14 +92,24 @@ def _best_seed(problem: Problem, options: PlannerOptions, everything: Candidate)
     return min(fitting, key=lambda s: s.extra_s, default=None)
 
 
-def _widths(problem: Problem, options: PlannerOptions) -> Iterator[int | None]:
-    """Widths of the windows to try, one after the other while the model is infeasible; None is no limit."""
+def _window_series(problem: Problem, options: PlannerOptions) -> Iterator[Windows]:
+    """Windows to try one after the other while the model is infeasible, each wider than the one before; whole at last.
+
+    The first are as wide as a model of about `_DEMANDS` step columns allows: on identical layers windows of one layer
+    gave the same plans as windows of four, in a tenth of the time, unless the budget was tight.
+    """
     n_backward = len(problem.graph.ops) - problem.graph.n_forward
-    width = options.window or max(40, round(3 * math.sqrt(n_backward)))
+    width = options.window or _NARROWEST
+    if options.window is None:
+        while width < n_backward and windows(problem, 2 * width).n_demands <= _DEMANDS:
+            width *= 2
     while width < n_backward:
-        yield width
+        found = windows(problem, width)
+        yield found
+        if found.whole:
+            return
         width *= 2
-    yield None
+    yield windows(problem)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,11 @@ class Windows:
     never_keep: frozenset[int]
     whole: bool
 
+    @property
+    def n_demands(self) -> int:
+        """Demands over all ops: how large the model will be."""
+        return sum(map(len, self.demands.values()))
+
     def last_direct(self, value: int) -> int:
         """Position of the last backward op that reads ``value``; -1 if none does."""
         reads = self.graph.backward_readers[value]
