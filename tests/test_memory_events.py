@@ -9,7 +9,7 @@ import sys
 import torch
 import torch.nn.functional as F
 
-from actsolve.runtime.memory_events import measure_peak, measure_peaks
+from actsolve.runtime.memory_events import MemoryRecorder, measure_peak, peak_of
 
 KIB = 1024
 
@@ -67,10 +67,16 @@ def test_workspace_inside_a_kernel_is_seen() -> None:
     assert measured.peak_bytes > measured.end_bytes
 
 
-def test_many_functions_in_one_profile_start_at_zero_each() -> None:
-    measured = measure_peaks([lambda size=size: block(size) for size in (100, 7, 3000)])  # type: ignore[misc]
-    assert [m.peak_bytes for m in measured] == [100, 7, 3000]
-    assert [m.end_bytes for m in measured] == [100, 7, 3000]
+def test_regions_of_one_profile_start_at_zero_each() -> None:
+    kept = []
+    with MemoryRecorder() as recorder:
+        for size in (100, 7, 3000):
+            block(size)  # outside
+            with recorder.region():
+                kept.append(block(size))
+                block(size)
+    assert [peak_of(t) for t in recorder.timelines()] == [200, 14, 6000]
+    assert [t[-1][1] for t in recorder.timelines()] == [100, 7, 3000]
 
 
 def test_measures_again_after_an_error() -> None:

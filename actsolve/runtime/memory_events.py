@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -25,6 +27,7 @@ T = TypeVar("T")
 
 _MEMORY_EVENT = "[memory]"
 _REGION = "actsolve::region::"
+_HUGE = 2**63
 _QUIET = "6"  # above USDT (5), the level at which Kineto prints two lines per profile to stderr
 
 
@@ -64,34 +67,53 @@ def measure_peak(fn: Callable[[], T], device: torch.device | str = "cpu") -> Pea
         return _measure_cuda(fn, device)
     if device.type != "cpu":
         raise NotImplementedError(f"measuring the peak on {device.type}")
-    [measurement] = measure_peaks([fn])
-    return measurement
+    with MemoryRecorder() as recorder, recorder.region():
+        result = fn()
+    [timeline] = recorder.timelines()
+    return PeakMeasurement(peak_of(timeline), timeline[-1][1] if timeline else 0, result, timeline)
 
 
-def measure_peaks(fns: Sequence[Callable[[], T]]) -> list[PeakMeasurement[T]]:
-    """Return `measure_peak` on CPU of each function, run in turn under one profile.
+class MemoryRecorder:
+    """Records the CPU's memory events of several stretches of code under one profile: cheaper than a profile each.
 
-    Cheaper than one profile each, where there are many. What a result holds does not count for the
-    next function, which starts at 0 again. All results stay alive in the list returned.
+    >>> with MemoryRecorder() as recorder:
+    ...     with recorder.region():
+    ...         y = x.exp()
+    >>> recorder.timelines()[0]  # (nanoseconds since the region began, bytes above its begin)
     """
-    _silence_kineto()
-    results: list[T] = []
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        for index, fn in enumerate(fns):
-            with record_function(f"{_REGION}{index}"):
-                results.append(fn())
-    kineto = profiler.profiler
-    assert kineto is not None and kineto.kineto_results is not None
-    regions, memory = _events(kineto.kineto_results.events())
-    if len(regions) != len(fns):
-        raise RuntimeError(f"the profiler recorded {len(regions)} of {len(fns)} regions: is another profiler running?")
-    measurements = []
-    for index, result in enumerate(results):
-        timeline = _timeline(memory, *regions[index])
-        live = [live_bytes for _, live_bytes in timeline]
-        end_bytes = live[-1] if live else 0
-        measurements.append(PeakMeasurement(max([0, *live]), end_bytes, result, timeline))
-    return measurements
+
+    def __init__(self) -> None:
+        _silence_kineto()
+        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        self._n_regions = 0
+
+    def __enter__(self) -> MemoryRecorder:
+        self._profile.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._profile.stop()
+
+    @contextmanager
+    def region(self) -> Iterator[None]:
+        """Record what is allocated and freed inside; counting starts at 0."""
+        with record_function(f"{_REGION}{self._n_regions}"):
+            self._n_regions += 1
+            yield
+
+    def timelines(self) -> list[tuple[tuple[int, int], ...]]:
+        """Return the `PeakMeasurement.timeline` of each region, in the order in which they began."""
+        kineto = self._profile.profiler
+        assert kineto is not None and kineto.kineto_results is not None, "the recorder is still running"
+        regions, memory = _events(kineto.kineto_results.events())
+        if len(regions) != self._n_regions:
+            raise RuntimeError(f"the profiler recorded {len(regions)} of {self._n_regions} regions: is another profiler running?")
+        return [_timeline(memory, *regions[index]) for index in range(self._n_regions)]
+
+
+def peak_of(timeline: Sequence[tuple[int, int]]) -> int:
+    """Return the most bytes above the start, at least 0."""
+    return max([0, *(live_bytes for _, live_bytes in timeline)])
 
 
 def _events(events: Iterable[torch._C._autograd._KinetoEvent]) -> tuple[dict[int, tuple[int, int]], list[tuple[int, int]]]:
@@ -113,10 +135,11 @@ def _events(events: Iterable[torch._C._autograd._KinetoEvent]) -> tuple[dict[int
 def _timeline(memory: list[tuple[int, int]], start_ns: int, end_ns: int) -> tuple[tuple[int, int], ...]:
     live_bytes = 0
     timeline = []
-    for at_ns, change_bytes in memory:
-        if start_ns <= at_ns <= end_ns:
-            live_bytes += change_bytes
-            timeline.append((at_ns - start_ns, live_bytes))
+    for at_ns, change_bytes in memory[bisect_left(memory, (start_ns, -_HUGE)) :]:
+        if at_ns > end_ns:
+            break
+        live_bytes += change_bytes
+        timeline.append((at_ns - start_ns, live_bytes))
     return tuple(timeline)
 
 
