@@ -30,6 +30,8 @@ Name = Annotated[Text, StringConstraints(min_length=1)]
 Count = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 Seconds = Annotated[float, Field(ge=0, le=MAX_NUMBER)]
 
+_PLAIN: Final = {"extra_forbidden": "there is no such field", "missing": "the field is missing"}  # for pydantic's own words
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -79,7 +81,8 @@ def read_json(path: str | os.PathLike[str], *, what: str) -> tuple[Any, str]:
     try:
         return json.loads(text, object_pairs_hook=_object_without_duplicates, parse_constant=_refuse_constant), text
     except json.JSONDecodeError as error:
-        fail(f"it is not JSON, or cut short: {error.msg.lower()} at line {error.lineno}, column {error.colno}", again)
+        reason = error.msg.lower().removesuffix(" at")
+        fail(f"it is not JSON, or cut short: {reason} at line {error.lineno}, column {error.colno}", again)
     except RecursionError:
         fail("it is nested too deeply", again)
     except ValueError as error:  # from the hooks below, or an integer of thousands of digits
@@ -126,7 +129,7 @@ def first_problem(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    message = first["msg"]
+    message = _PLAIN.get(first["type"], first["msg"])
     return f"{shown(place)}: {shown(message[:1].lower() + message[1:])}{more}"
 
 

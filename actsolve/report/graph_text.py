@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actsolve.graph import STATIC_KINDS, Graph, Kind, Op
+from actsolve.graph import Graph, Kind, Op
 from actsolve.json_file import shown
 from actsolve.units import format_bytes
 
@@ -30,17 +30,19 @@ def graph_text(graph: Graph) -> str:
 
 def _summary(graph: Graph) -> list[str]:
     n_backward = len(graph.ops) - graph.n_forward
-    made = sum(v.size_bytes for v in graph.values if v.kind is Kind.ACTIVATION)
-    saved = sum(graph.values[v].size_bytes for v in graph.decidable)
     lines = [f"graph {shown(graph.name) or '(no name)'}: {graph.n_forward} forward ops, {n_backward} backward ops"]
     for kind in Kind:
-        count = sum(v.kind is kind for v in graph.values)
-        if count and kind in STATIC_KINDS | {Kind.TANGENT}:
-            lines.append(f"  {kind.value:<10} {count:>5} values  {format_bytes(graph.given_bytes(kind))}")
-    lines.append(f"  {'produced':<10} {sum(v.kind is Kind.ACTIVATION for v in graph.values):>5} values  {format_bytes(made)}")
-    lines.append(f"  {'to decide':<10} {len(graph.decidable):>5} values  {format_bytes(saved)}")
+        sizes = [v.size_bytes for v in graph.values if v.kind is kind]
+        label = "produced" if kind is Kind.ACTIVATION else kind.value
+        if sizes:
+            lines.append(_count(label, sizes))
+    lines.append(_count("to decide", [graph.values[v].size_bytes for v in graph.decidable]))
     lines += [f"  update     {shown(graph.values[b].name)} <- {shown(graph.values[new].name)}" for new, b in graph.updates]
     return lines
+
+
+def _count(label: str, sizes: Sequence[int]) -> str:
+    return f"  {label:<10} {len(sizes):>5} {'value ' if len(sizes) == 1 else 'values'}  {format_bytes(sum(sizes))}"
 
 
 def _row(graph: Graph, index: int, op: Op) -> tuple[str, ...]:

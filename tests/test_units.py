@@ -1,0 +1,123 @@
+"""Bytes and seconds as people write and read them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actsolve.errors import UsageError
+from actsolve.units import format_bytes, format_seconds, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("123", 123),
+        ("8GiB", 8 * 2**30),
+        ("8GB", 8 * 10**9),
+        ("7500MB", 7_500_000_000),
+        ("  1.5 gib ", 3 * 2**29),
+        ("1KB", 1000),
+        ("1kib", 1024),
+        ("2TiB", 2 * 2**40),
+        ("2tb", 2 * 10**12),
+        ("3B", 3),
+        (".5KiB", 512),
+        ("1.KiB", 1024),
+        ("0.3B", 0),
+        ("4611686018427387904", 2**62),
+        ("9007199254740993", 2**53 + 1),  # a float would lose the last byte
+        ("9007199254740993.0B", 2**53 + 1),
+    ],
+)
+def test_sizes_that_are_read(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "GiB",
+        "-1",
+        "+1",
+        "1e9",
+        "1 000",
+        "1,5GB",
+        "0x10",
+        "nan",
+        "inf",
+        "1GiBB",
+        "1 G i B",
+        "8G",
+        "8 GiB budget",
+        "1..5",
+        ".",
+    ],
+)
+def test_sizes_that_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="cannot read budget"):
+        parse_bytes(text, what="budget")
+
+
+@pytest.mark.parametrize("text", ["4611686018427387905", "5000000TiB", "9" * 400, "9" * 400 + "TiB"])
+def test_sizes_that_are_too_large(text: str) -> None:
+    with pytest.raises(UsageError, match=r"more than 2\*\*62 bytes"):
+        parse_bytes(text)
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        assert 0 <= parse_bytes(text) <= 2**62
+    except UsageError as error:
+        assert error.exit_code == 2
+
+
+@given(st.integers(0, 2**62))
+def test_plain_bytes_are_exact(size: int) -> None:
+    assert parse_bytes(str(size)) == size
+
+
+@given(st.integers(0, 2**52))
+def test_what_is_shown_is_near_what_it_was(size: int) -> None:
+    assert abs(parse_bytes(format_bytes(size)) - size) <= 0.0051 * size
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (-2048, "-2.00 KiB"),
+        (2**20 - 1, "1.00 MiB"),
+        (5_497_558_139, "5.12 GiB"),
+        (2**40 - 1, "1.00 TiB"),
+        (3 * 2**50, "3072.00 TiB"),
+    ],
+)
+def test_sizes_as_shown(size: int, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 us"),
+        (1e-9, "0.001 us"),
+        (12.3e-6, "12.3 us"),
+        (0.99999e-3, "1 ms"),
+        (1.234e-3, "1.23 ms"),
+        (0.99999, "1 s"),
+        (1.5, "1.5 s"),
+        (99.94, "99.9 s"),
+        (3600.0, "3600 s"),
+        (-0.5, "-500 ms"),
+    ],
+)
+def test_seconds_as_shown(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
