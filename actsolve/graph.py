@@ -9,7 +9,7 @@ Invariants, held by `Graph.verify`:
 - ops are sorted: every forward op before every backward op, and every op after the producers of its inputs;
 - a value has exactly one producer, or none if it is given (a parameter, buffer, input, constant or tangent);
 - a forward op reads no backward value and no tangent;
-- no forward op reads what an optional op makes, for that may not run: only a replay or the backward does;
+- no forward op reads what an optional op makes, for that may not run: only a replay or the backward does; it runs once at most;
 - what is copied into a buffer is there at the end of the forward;
 - names are unique; sizes are non-negative;
 - `in_place` names an input and an output of its op, of equal size, and the input is no given value.
@@ -308,6 +308,8 @@ def _verify(graph: Graph) -> None:
                 fail(f"a forward op reads the tangent {graph.values[value].name}", op.name)
         if not in_backward and not may_be_missing.isdisjoint(op.inputs):
             fail("a forward op reads what an optional op makes", op.name)
+        if op.optional and op.replayable:
+            fail("an optional op is marked replayable", op.name)
         if op.optional:
             may_be_missing.update(op.outputs)
         for value in op.outputs:
@@ -332,7 +334,9 @@ def _verify(graph: Graph) -> None:
 
 def _verify_updates(graph: Graph, fail: Fail) -> None:
     for new, _ in graph.updates:
-        if graph.values[new].kind not in STATIC_KINDS and not graph.is_forward_value[new]:
+        producer = graph.values[new].producer
+        given = graph.values[new].kind in STATIC_KINDS
+        if not given and (producer is None or producer >= graph.n_forward or graph.ops[producer].optional):
             fail("a buffer is updated with a value that is not there at the end of the forward", graph.values[new].name)
 
 

@@ -76,6 +76,12 @@ BROKEN: dict[str, tuple[Graph, str, str]] = {
     "outputs": (replace(HAND_MADE, outputs=(99,)), "value 99 does not exist", "outputs, gradients or updates"),
     "gradients": (replace(HAND_MADE, gradients=(-1,)), "value -1 does not exist", "outputs, gradients or updates"),
     "updates": (replace(HAND_MADE, updates=((NEW, 99),)), "value 99 does not exist", "outputs, gradients or updates"),
+    "a replayable optional op": (with_op(2, replayable=True), "an optional op is marked replayable", "state"),
+    "an update by an optional op": (
+        replace(HAND_MADE, updates=((S, STAT),)),
+        "a buffer is updated with a value that is not there at the end of the forward",
+        "s",
+    ),
     "an update by a backward value": (
         replace(HAND_MADE, updates=((GE, STAT),)),
         "a buffer is updated with a value that is not there at the end of the forward",
