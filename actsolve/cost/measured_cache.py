@@ -1,0 +1,107 @@
+"""What was measured here before, on disk: one versioned JSON file for each device, torch version and setting.
+
+A file is read without a lock, for it only ever appears whole: it is written aside and renamed, under a lock, with what other
+processes have added meanwhile. One that cannot be read is rebuilt, and said so. A cache that cannot be written is
+done without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import platformdirs
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+logger = logging.getLogger(__name__)
+
+_LOCK_TIMEOUT_S = 20.0
+
+
+class Measured(BaseModel):
+    """One signature's figures.
+
+    Attributes:
+        seconds: Median of one run.
+        workspace_bytes: The most that it allocated at once beyond its outputs.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    seconds: Annotated[float, Field(ge=0, le=1e6)]
+    workspace_bytes: Annotated[int, Field(ge=0, le=2**62)] = 0
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    format: Literal["actsolve-costs-1"] = "actsolve-costs-1"
+    environment: str
+    measured: dict[str, Measured]
+
+
+def cache_dir() -> Path:
+    """Return ``$ACTSOLVE_CACHE_DIR``, or else the user's cache directory for actsolve."""
+    named = os.environ.get("ACTSOLVE_CACHE_DIR")
+    return Path(named) if named else Path(platformdirs.user_cache_dir("actsolve"))
+
+
+class MeasuredCache:
+    """Figures by signature, for one environment.
+
+    Args:
+        environment: All that the figures depend on besides the signature: device, torch version,
+            threads, settings.
+        directory: Where the file lives; `cache_dir` if left out.
+    """
+
+    def __init__(self, environment: str, directory: Path | None = None) -> None:
+        self.environment = environment
+        digest = hashlib.sha256(environment.encode()).hexdigest()[:16]
+        self.path = (directory or cache_dir()) / f"costs-{digest}.json"
+
+    def read(self) -> dict[str, Measured]:
+        """Return all that is known; nothing if there is no file, or none that can be read."""
+        try:
+            file = _File.model_validate_json(self.path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValidationError) as error:
+            logger.warning("%s cannot be read (%s) and will be rebuilt", self.path, str(error).splitlines()[0])
+            return {}
+        if file.environment != self.environment:
+            logger.warning("%s is of another environment and will be rebuilt", self.path)
+            return {}
+        return file.measured
+
+    def add(self, measured: Mapping[str, Measured]) -> None:
+        """Add ``measured`` to the file, beside what other processes have added since it was read."""
+        if not measured:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{self.path}.lock", timeout=_LOCK_TIMEOUT_S):
+                file = _File(environment=self.environment, measured={**self.read(), **measured})
+                _write_whole(self.path, file.model_dump_json(indent=1))
+        except (OSError, Timeout) as error:
+            logger.warning("measured costs are not kept: %s", error)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write ``text`` so that a reader sees either the old file or the new one."""
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
