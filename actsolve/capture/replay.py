@@ -1,0 +1,94 @@
+"""Which ops may run twice, and what a second run needs to give bit for bit the same result."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+aten = torch.ops.aten
+
+_COLLECTIVE_NAMESPACES = ("_c10d_functional", "c10d", "_c10d_functional_autograd", "fsdp", "symm_mem")
+_BATCH_NORM = aten._native_batch_norm_legit_functional.default
+
+
+def is_random(node: Node) -> bool:
+    """Whether ``node`` draws from a random number generator."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags and _draws(node)
+
+
+def _draws(node: Node) -> bool:
+    """Dropout kernels draw only in training mode and attention only with a positive dropout probability."""
+    arguments = _named_arguments(node)
+    if "dropout_p" in arguments:
+        return bool(arguments["dropout_p"])
+    return arguments.get("train", True) is not False
+
+
+def _named_arguments(node: Node) -> dict[str, Any]:
+    assert isinstance(node.target, torch._ops.OpOverload)
+    names = [a.name for a in node.target._schema.arguments]
+    defaults = {a.name: a.default_value for a in node.target._schema.arguments if a.has_default_value()}
+    return {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def has_effect(node: Node) -> bool:
+    """Whether leaving ``node`` out would change more than its result: it draws random numbers, writes, communicates or asserts."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return False
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
+    return is_random(node) or target._schema.is_mutable or target.namespace in _COLLECTIVE_NAMESPACES or "assert" in target._schema.name
+
+
+def why_not_replayable(node: Node, mutated_inputs: Sequence[int]) -> str:
+    """Return why a forward op must not run a second time, or an empty text if it may."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return "a call that torch does not describe"
+    if target._schema.is_mutable:
+        return "it writes to its inputs"
+    if target.namespace in _COLLECTIVE_NAMESPACES:
+        return "a collective"
+    if target.namespace not in ("aten", "prims"):
+        return "a custom op, which may have state"
+    if is_random(node) and _named_arguments(node).get("generator") is not None:
+        return "it draws from a generator of its own"
+    if mutated_inputs and not _statistics_only(node):
+        return "it reads a buffer that the step changes"
+    return ""
+
+
+def _statistics_only(node: Node) -> bool:
+    """Whether the buffers that ``node`` reads only serve to make their next content, as in training-mode batch norm."""
+    return node.target is _BATCH_NORM and bool(_named_arguments(node)["training"])
+
+
+def rng_state_bytes(node: Node) -> int:
+    """Return the bytes of the state of the generator that ``node`` draws from."""
+    return 16 if _device(node).type == "cuda" else torch.get_rng_state().nbytes
+
+
+def _device(node: Node) -> torch.device:
+    value = node.meta["val"]
+    tensor = value if isinstance(value, torch.Tensor) else value[0]
+    return torch.device(tensor.device)
+
+
+def replayed_call(node: Node) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Return target, args and kwargs of a replay of ``node``.
+
+    Batch norm is replayed without its running statistics, which by then have changed and which its result in training
+    mode does not depend on.
+    """
+    assert callable(node.target)
+    if node.target is _BATCH_NORM:
+        a = _named_arguments(node)
+        target = aten._native_batch_norm_legit.no_stats
+        return target, (a["input"], a["weight"], a["bias"], a["training"], a["momentum"], a["eps"]), {}
+    return node.target, tuple(node.args), dict(node.kwargs)

@@ -1,0 +1,158 @@
+"""All that is private in torch, in one place.
+
+Everything else imports these few names, so that a new torch release needs only this file and its tests looked at.
+Written against torch 2.11 to 2.13 (`torch._functorch.aot_autograd`, the joint-graph export with descriptors).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx.traceback
+from torch._functorch._aot_autograd import descriptors
+from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
+from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.graph import CodeGen
+
+__all__ = [
+    "BoxedCodeGen",
+    "FakeTensor",
+    "FakeTensorMode",
+    "InputRole",
+    "JointExport",
+    "annotation",
+    "annotate",
+    "compile_joint",
+    "export_joint",
+    "input_role",
+    "preserved_annotations",
+    "storage_key",
+]
+
+BoxedFunction = Callable[[list[Any]], Any]
+Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], BoxedFunction]
+JointExport = Any  # torch's JointWithDescriptors
+_ANNOTATION = "actsolve"
+
+
+def export_joint(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> JointExport:
+    """Return the joint forward and backward graph of ``module(*args)``, functionalised, on fake tensors.
+
+    No kernel runs and the RNG state is left as it was. Tensors that are neither parameters, buffers nor arguments (those
+    that a loss function closes over) become constants of the graph.
+    """
+    tensors = [*args, *module.parameters(), *module.buffers()]
+    fake_mode = detect_fake_mode(tensors) or FakeTensorMode(allow_non_fake_inputs=True)
+    with contextlib.ExitStack() as stack, tracing(TracingContext(fake_mode)), preserved_annotations():
+        return aot_export_joint_with_descriptors(stack, module, args, {})
+
+
+def compile_joint(export: JointExport, partition: Callable[..., Any], compiler: Compiler) -> Callable[..., Any]:
+    """Return a differentiable function of the flat parameters, buffers and inputs of an exported joint graph.
+
+    Args:
+        export: From `export_joint`.
+        partition: Called as ``partition(joint, inputs, num_fwd_outputs=...)``; returns the forward and the backward module.
+        compiler: Turns each of the two into a function of one list, which it empties.
+    """
+    function: Callable[..., Any] = aot_compile_joint_with_descriptors(
+        _fresh(export), partition_fn=partition, fw_compiler=compiler, bw_compiler=compiler
+    )
+    return function
+
+
+def _fresh(export: JointExport) -> JointExport:
+    """Return ``export`` with metadata of its own: compiling strips it, and one capture is compiled once per plan."""
+    state = export._aot_state
+    metadata = dataclasses.replace(state.fw_metadata)
+    return dataclasses.replace(export, _aot_state=dataclasses.replace(state, fw_metadata=metadata))
+
+
+@dataclass(frozen=True)
+class InputRole:
+    """What a placeholder of a joint graph stands for.
+
+    Attributes:
+        kind: ``parameter``, ``buffer``, ``input`` or ``tangent``.
+        name: Qualified name, for parameters and buffers.
+        index: Position among the flat inputs, or of the output whose gradient the tangent is.
+    """
+
+    kind: str
+    name: str = ""
+    index: int = -1
+
+
+def input_role(placeholder: torch.fx.Node) -> InputRole:
+    """Return what ``placeholder`` stands for; kinds that we do not know are reported, never guessed."""
+    desc = placeholder.meta.get("desc")
+    if isinstance(desc, descriptors.ParamAOTInput):
+        return InputRole("parameter", desc.target)
+    if isinstance(desc, descriptors.BufferAOTInput):
+        return InputRole("buffer", desc.target)
+    if isinstance(desc, descriptors.TangentAOTInput):
+        return InputRole("tangent", placeholder.name)
+    if isinstance(desc, descriptors.PlainAOTInput):
+        return InputRole("input", index=desc.idx)
+    raise NotImplementedError(f"joint-graph input {placeholder.name} of kind {type(desc).__name__}")
+
+
+def mutated_input(output_desc: Any) -> Any | None:
+    """Return the descriptor of the input that a joint-graph output is copied into, or None."""
+    if isinstance(output_desc, descriptors.InputMutationAOTOutput):
+        return output_desc.mutated_input
+    return None
+
+
+def output_descriptors(joint: torch.fx.GraphModule) -> list[Any]:
+    """Return torch's descriptor of each output of a joint graph, in order."""
+    (output,) = joint.graph.find_nodes(op="output")
+    return list(output.meta["desc"])
+
+
+def n_forward_outputs(joint: torch.fx.GraphModule) -> int:
+    """Return how many outputs of a joint graph the forward returns: all but one for each of its inputs, the gradients."""
+    descs = output_descriptors(joint)
+    n_primals = sum(n.op == "placeholder" and input_role(n).kind != "tangent" for n in joint.graph.nodes)
+    n_forward = len(descs) - n_primals
+    if any(desc.is_grad() for desc in descs[:n_forward]):
+        raise NotImplementedError("a joint graph whose gradients do not follow its outputs")
+    return n_forward
+
+
+@contextlib.contextmanager
+def preserved_annotations() -> Any:
+    """Let nodes made while tracing carry what `annotate` says."""
+    with torch.fx.traceback.preserve_node_meta():
+        yield
+
+
+def annotate(value: Any) -> None:
+    """Attach ``value`` to every node traced from here on, and to the backward nodes of those."""
+    meta = torch.fx.traceback.get_current_meta()
+    meta["custom"] = {**meta.get("custom", {}), _ANNOTATION: value}
+
+
+def annotation(node: torch.fx.Node) -> Any | None:
+    """Return what `annotate` attached to ``node``, or None."""
+    return (node.meta.get("custom") or {}).get(_ANNOTATION)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Return a key that is equal for tensors that share a storage, while both are alive."""
+    return tensor.untyped_storage()._cdata
+
+
+class BoxedCodeGen(CodeGen):
+    """Code for a function of one list, which it empties: arguments are freed at their last use, as locals are."""
+
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, *, expanded_def: bool = False) -> str:
+        names = [name.split(":")[0].split("=")[0].strip() for name in free_vars if name != "self"]
+        unpack = f"    {', '.join(names)}, = boxed\n" if names else ""
+        return f"def {getattr(self, '_func_name', 'forward')}(self, boxed){maybe_return_annotation}:\n{unpack}    boxed.clear()"
