@@ -111,6 +111,7 @@ def read_model(path: str | os.PathLike[str], model: type[Model], *, what: str, f
     """
     data, text = read_json(path, what=what)
     found = data.get("format") if isinstance(data, dict) else None
+    del data  # the text is parsed once more, into the model: a large file need not be there three times
     if found != format_name:
         why = f"its format is {shown(repr(found))}, not '{format_name}'" if found is not None else "it has no field 'format'"
         raise FileFormatError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import fields, replace
 from typing import Any
 
@@ -10,10 +11,13 @@ import pytest
 from golden_text import assert_golden
 from hand_made import BB, GB, GE, HAND_MADE, NEW, OPS, OUT, STAT, TANGENT, VALUES, A, B, C, D, E, F, S, W, X
 from hypothesis import given
-from strategies import training_graphs
+from strategies import random_training_graph, training_graphs
 
+from actsolve.check import check
 from actsolve.graph import Graph, GraphError, Kind, Op, Value
+from actsolve.problem import Costs, Problem
 from actsolve.report.graph_text import format_flops, graph_text
+from actsolve.schedule import build_schedule
 
 
 def with_op(index: int, **update: Any) -> Graph:
@@ -97,6 +101,47 @@ def test_verify_rejects_each_broken_invariant(name: str) -> None:
         graph.verify()
     assert raised.value.where == where
     assert raised.value.exit_code == 2
+
+
+def test_whatever_verify_lets_through_can_be_scheduled() -> None:
+    """Random graphs with fields changed at random: refused, or every value kept makes a schedule that the checker accepts."""
+    refused = accepted = 0
+    for seed in range(800):
+        rng = random.Random(seed)
+        graph = meddled(random_training_graph(rng), rng)
+        try:
+            graph.verify()
+        except GraphError:
+            refused += 1
+            continue
+        accepted += 1
+        n = len(graph.ops)
+        problem = Problem(graph, Costs((1.0,) * n, (1.0,) * n, (0,) * n), budget_bytes=2**40)
+        for kept in (graph.decidable, [v for v in graph.decidable if not graph.ops[graph.values[v].producer or 0].replayable]):
+            check(problem, build_schedule(graph, frozenset(kept)))
+    assert refused > 200 and accepted > 200
+
+
+def meddled(graph: Graph, rng: random.Random) -> Graph:
+    ops = list(graph.ops)
+    for _ in range(rng.choice((1, 2, 3))):
+        index, value, other = rng.randrange(len(ops)), rng.randrange(len(graph.values)), rng.randrange(len(graph.values))
+        op = ops[index]
+        changes: list[dict[str, Any]] = [
+            {"inputs": tuple(dict.fromkeys((*op.inputs, value)))},
+            {"replay_inputs": (*op.replay_inputs, value)},
+            {"in_place": (rng.choice(op.inputs or (0,)), rng.choice(op.outputs or (0,)))},
+            *({flag: not getattr(op, flag)} for flag in ("optional", "replayable", "random")),
+        ]
+        ops[index] = replace(op, **rng.choice(changes))
+        graph_changes: list[dict[str, Any]] = [
+            {"outputs": (*graph.outputs, value)},
+            {"gradients": (*graph.gradients, value)},
+            {"updates": (*graph.updates, (value, other))},
+            {},
+        ]
+        graph = replace(graph, **rng.choice(graph_changes))
+    return replace(graph, ops=tuple(ops))
 
 
 def test_readers_by_hand() -> None:
