@@ -45,7 +45,12 @@ def candidate(problem: Problem, kept: frozenset[int]) -> Candidate:
     return Candidate(kept, simulate(problem, build_schedule(graph, kept)))
 
 
-def improved(problem: Problem, start: Candidate, deadline: float, tries: int = 200) -> Candidate:
+def simulations(problem: Problem) -> int:
+    """How many plans to simulate in a local search: about a second's worth. A count, so that plans are reproducible."""
+    return max(10, min(200, 40_000 // max(1, len(problem.graph.ops))))
+
+
+def improved(problem: Problem, start: Candidate, good_enough_s: float, deadline: float) -> Candidate:
     """Return ``start``, or a plan that fits too and takes less time.
 
     Keeps one more value at a time, the one first that saves the most time per byte.
@@ -53,14 +58,14 @@ def improved(problem: Problem, start: Candidate, deadline: float, tries: int = 2
     Args:
         problem: What is planned for.
         start: A plan that fits.
+        good_enough_s: Stop at this extra time.
         deadline: Stop at this `time.perf_counter`.
-        tries: Simulate at most so many plans.
     """
-    best = start
+    best, tries = start, simulations(problem)
     graph, costs = problem.graph, problem.costs
     refused: set[int] = set()
     decidable = set(graph.decidable)
-    while tries > 0:
+    while tries > 0 and best.extra_s > good_enough_s:
         ranked = []
         slack = _Slack(problem, best)
         for f in sorted(replayed(graph, best.kept)):

@@ -59,7 +59,8 @@ def milp(problem: Problem, options: PlannerOptions | None = None) -> Plan:
         break
     if best is None:
         return Plan("milp", status=Status.INFEASIBLE if proven_infeasible else Status.UNKNOWN, bound_s=bound)
-    best = improved(problem, best, deadline=max(deadline, time.perf_counter() + 0.5))
+    good_enough_s = 0.0 if bound is None else bound * (1 + options.gap / 5)
+    best = improved(problem, best, good_enough_s, deadline=max(deadline, time.perf_counter() + 0.5))
     bound = None if bound is None else min(bound, best.extra_s)
     return Plan("milp", best.kept, _status(problem, options, best.extra_s, bound), bound_s=bound)
 

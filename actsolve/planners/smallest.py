@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from actsolve.errors import InfeasibleBudget
 from actsolve.plan import Plan, Status
-from actsolve.planners.improve import Candidate, candidate
+from actsolve.planners.improve import Candidate, candidate, simulations
 from actsolve.planners.keep_all import keep_all
 from actsolve.planners.lp import INFINITY, Limits, solve
 from actsolve.planners.milp import check_pins, memory_unit
@@ -70,9 +70,9 @@ def _least_peak(problem: Problem, options: PlannerOptions, seed: Candidate | Non
     return None if solution.x is None else candidate(problem, decisions_of(columns, solution.x))
 
 
-def _descended(problem: Problem, best: Candidate, deadline: float, tries: int = 200) -> Candidate:
+def _descended(problem: Problem, best: Candidate, deadline: float) -> Candidate:
     """Drop or keep one value at a time while the peak falls; first those that are live at the peak."""
-    graph = problem.graph
+    graph, tries = problem.graph, simulations(problem)
     while tries > 0:
         sizes = {v: graph.values[v].size_bytes for v in graph.decidable}
         moves = sorted(sizes, key=lambda v: (v not in best.kept, -sizes[v], v))
