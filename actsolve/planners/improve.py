@@ -40,7 +40,7 @@ class Candidate:
 def candidate(problem: Problem, kept: frozenset[int]) -> Candidate:
     """Return the plan that keeps ``kept`` and what it cannot do without, less what nothing reads, and simulate it."""
     graph = problem.graph
-    kept = (required(graph, kept) - problem.pinned_recompute) | problem.pinned_keep
+    kept = required(graph, (kept - problem.pinned_recompute) | problem.pinned_keep)
     kept = useful(graph, kept) | problem.pinned_keep
     return Candidate(kept, simulate(problem, build_schedule(graph, kept)))
 

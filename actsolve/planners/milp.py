@@ -15,9 +15,10 @@ from actsolve.errors import UsageError
 from actsolve.plan import Plan, Status
 from actsolve.planners.improve import Candidate, candidate, improved
 from actsolve.planners.keep_all import keep_all
+from actsolve.planners.lifetimes import write_memory_rows
 from actsolve.planners.lp import Limits, Outcome, Solution, solve
 from actsolve.planners.milp_rows import Columns, decision_columns, decisions_of, start_from
-from actsolve.planners.moments import MemoryRows, write_memory_rows
+from actsolve.planners.moments import MemoryRows
 from actsolve.planners.options import PlannerOptions, Progress
 from actsolve.planners.per_layer import per_layer
 from actsolve.planners.sqrt_l import sqrt_l
@@ -123,13 +124,19 @@ class _Outcome:
 def _solve_windows(
     problem: Problem, options: PlannerOptions, found: Windows, seed: Candidate | None, deadline: float
 ) -> _Outcome:
-    """Solve the MILP over these windows; where rounding leaves its plan over the budget, again with a little less room."""
-    room = problem.dynamic_budget_bytes
-    tightened = 0
+    """Solve the MILP over these windows, and again while the exact schedule of its plan does not fit.
+
+    That happens where q is fractional: an output that dies at once, or workspace, then counts in part at several
+    moments. So these q become binary. What is left after that is rounding, and a little less room cures it.
+    """
+    stepwise: set[int] = set()
+    tightened_bytes = 0
+    bound_s: float | None = None
     while True:
-        columns, rows, time_scale = build(problem, found, room - tightened)
-        if rows.fixed_peak_bytes > room:
+        columns, rows, time_scale = build(problem, found, problem.dynamic_budget_bytes - tightened_bytes)
+        if rows.fixed_peak_bytes > problem.dynamic_budget_bytes:
             return _Outcome(Solution(Outcome.INFEASIBLE))
+        columns.make_stepwise(stepwise)
         start = None
         if seed is not None:
             start = start_from(columns, seed.kept, columns.lp.n_columns)
@@ -141,13 +148,23 @@ def _solve_windows(
             threads=options.threads,
         )
         solution = solve(columns.lp, options.solver, limits, start, _in_seconds(options.progress, time_scale))
-        bound_s = None if solution.bound is None else max(0.0, solution.bound / time_scale)
+        if tightened_bytes and solution.outcome is Outcome.INFEASIBLE:
+            return _Outcome(Solution(Outcome.UNKNOWN), bound_s=bound_s)
+        if not tightened_bytes:
+            bound_s = None if solution.bound is None else max(0.0, solution.bound / time_scale)
         if solution.x is None:
             return _Outcome(solution, bound_s=bound_s)
         best = candidate(problem, decisions_of(columns, solution.x))
-        if best.fits or tightened or time.perf_counter() > deadline:
-            return _Outcome(solution, best if best.fits else None, bound_s)
-        tightened = best.peak_bytes - problem.budget_bytes
+        if best.fits:
+            return _Outcome(solution, best, bound_s)
+        fractional = columns.fractional_steps(solution.x) - stepwise
+        stepwise |= fractional
+        if not fractional:
+            if tightened_bytes:
+                return _Outcome(solution, bound_s=bound_s)
+            tightened_bytes = best.peak_bytes - problem.budget_bytes
+        if time.perf_counter() > deadline or solution.interrupted:
+            return _Outcome(solution, bound_s=bound_s)
 
 
 def _in_seconds(progress: Progress | None, time_scale: float) -> Progress | None:

@@ -7,7 +7,8 @@ Legend:
     k_v   in {0,1}   v is kept from the forward to its last read
     r_f   in {0,1}   f is replayed once
     q_f,j in [0,1]   f has been replayed by position j; a step function of j that rises only at f's demands, and is r_f
-                     from the last one on. It needs no integrality: memory pushes it down to what the rows force
+                     from the last one on. Memory mostly pushes it down to what the rows force; where it does not,
+                     it is made binary after all
     U_t   >= 0       memory at moment t above what is live whatever is decided (`moments`)
 
 Rows:
@@ -16,7 +17,7 @@ Rows:
     inputs   r_u <= k_v + r_p(v)           for each decidable input v of u
     timing   q_f,j >= q_u,j - k_v          for each input v of u made by f, at each demand j of u
     rising   q_f,j' <= q_f,j <= r_f        for j' < j
-    memory   see `moments`
+    memory   see `moments` and `lifetimes`
 
 A value that is offloaded would join k_v on the right of use, inputs and timing, and bring its own terms to memory.
 
@@ -54,6 +55,16 @@ class Columns:
         """Column of q_f at ``position``; None where it is 0."""
         step = bisect_right(self.windows.demands.get(f, ()), position)
         return self.q[f][step - 1] if step else None
+
+    def make_stepwise(self, ops: set[int]) -> None:
+        """Let q of these ops take whole values only."""
+        for f in ops:
+            for column in self.q[f]:
+                self.lp.integer[column] = True
+
+    def fractional_steps(self, x: Array) -> set[int]:
+        """Return the ops that ``x`` replays in part at one position and in part at another."""
+        return {f for f, columns in self.q.items() if any(1e-6 < x[c] < 1 - 1e-6 for c in columns)}
 
     def rise(self, f: int, step: int) -> Terms:
         """q_f at its demand number ``step`` less q_f just before: 1 where f is replayed exactly there."""

@@ -9,10 +9,11 @@ from actsolve.errors import InfeasibleBudget
 from actsolve.plan import Plan, Status
 from actsolve.planners.improve import Candidate, candidate, simulations
 from actsolve.planners.keep_all import keep_all
+from actsolve.planners.lifetimes import write_memory_rows
 from actsolve.planners.lp import INFINITY, Limits, solve
 from actsolve.planners.milp import check_pins, memory_unit
 from actsolve.planners.milp_rows import decision_columns, decisions_of, start_from
-from actsolve.planners.moments import MemoryRows, write_memory_rows
+from actsolve.planners.moments import MemoryRows
 from actsolve.planners.options import PlannerOptions
 from actsolve.planners.per_layer import per_layer
 from actsolve.planners.sqrt_l import sqrt_l
