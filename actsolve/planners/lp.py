@@ -172,7 +172,15 @@ def _solve_highs(model: LinearModel, limits: Limits, start: Array | None, progre
         solution.value_valid = True
         highs.setSolution(solution)
     interrupted = _run_highs(highs, progress)
-    return _highs_solution(highs, any(model.integer), interrupted)
+    found = _highs_solution(highs, any(model.integer), interrupted)
+    # HiGHS 1.16 returns the start under the optimum's objective where presolve alone finds a better solution.
+    if start is not None and found.x is not None and _worse(float(np.dot(found.x, model.cost)), found.objective):
+        return _solve_highs(model, limits, None, progress)
+    return found
+
+
+def _worse(objective: float, told: float | None) -> bool:
+    return told is not None and objective > told + 1e-6 * max(1.0, abs(told))
 
 
 def _highs_options(limits: Limits) -> dict[str, float | int | str]:
