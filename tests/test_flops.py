@@ -162,6 +162,29 @@ def test_embedding_losses_and_scatters() -> None:
     assert flops(aten.scatter_add.default, (10, D), 0, Index((7, D)), (7, D)) == 7 * D
 
 
+def test_lookups_with_sums() -> None:
+    bag = flops(aten._embedding_bag.default, (100, D), Index((12,)), Index((3,)))
+    assert bag == 12 * D
+    assert flops(aten.embedding_renorm.default, (100, D), Index((7,)), 1.0, 2.0) == 3 * 7 * D
+
+
+def test_recurrent_layer_is_its_products() -> None:
+    steps, width = 9, 8
+    lstm = torch.nn.LSTM(D, width)
+    graph = make_fx(lambda x: lstm(x)[0])(torch.randn(steps, B, D)).graph
+    counted = [
+        node_flops(n) or 0 for n in graph.nodes if n.op == "call_function" and ("mm" in str(n.target) or "rnn" in str(n.target))
+    ]
+    assert sum(counted) == 2 * steps * B * 4 * width * (D + width)
+
+
+def test_fourier_transform() -> None:
+    n = 64
+    with FakeTensorMode():
+        x = torch.empty(B, n, dtype=torch.complex64)
+        assert overload_flops(aten._fft_c2c.default, [x, [1], 0, True], {}, x) == 5 * B * n * 6
+
+
 def test_arguments_by_keyword() -> None:
     assert flops(aten.index_put.default, (10, D), [Index((7,))], (7, D), accumulate=True) == 7 * D
 

@@ -151,8 +151,33 @@ def _linear_backward(args: Sequence[Any], out: Any) -> int:
     return 2 * _elements(grad) * _shape(weight)[-1] * (int(mask[0]) + int(mask[1])) + _elements(grad) * int(mask[2])
 
 
+def _int_mm(args: Sequence[Any], out: Any) -> int:
+    return 2 * _elements(out) * _shape(args[0])[-1]
+
+
 def _cdist(args: Sequence[Any], out: Any) -> int:
     return 3 * _elements(out) * _shape(args[0])[-1]
+
+
+def _recurrent(weights: slice, times: int) -> Formula:
+    """Layers of an RNN: every weight does one multiply-add for each token; the backward does two."""
+
+    def flops(args: Sequence[Any], out: Any) -> int:
+        tokens: int = prod(_shape(args[0])[:-1])
+        return times * 2 * tokens * _elements(args[weights])
+
+    return flops
+
+
+def _fourier(each: float) -> Formula:
+    """The usual count for an n-point transform: 5 n log2 n, and half of it where one side is real."""
+
+    def flops(args: Sequence[Any], out: Any) -> int:
+        larger = out if _elements(out) >= _elements(args[0]) else args[0]
+        points = prod(_shape(larger)[d] for d in args[1])
+        return round(each * _elements(larger) * log2(max(2, points)))
+
+    return flops
 
 
 # -- convolution -----------------------------------------------------------------------------------------------------
@@ -206,6 +231,15 @@ def _per_element_of(position: int) -> Formula:
     return lambda args, out: _elements(args[position])
 
 
+def _rows(args: Sequence[Any], out: Any) -> int:
+    """Rows of a table added up: one addition for each element that is looked up."""
+    return _elements(args[1]) * _shape(args[0])[-1]
+
+
+def _renormed_rows(args: Sequence[Any], out: Any) -> int:
+    return 3 * _rows(args, out)
+
+
 def _accumulated(args: Sequence[Any], out: Any) -> int:
     """``index_put``: an addition for each element that comes in, if it accumulates."""
     return _elements(args[2]) if args[3] else 0
@@ -227,6 +261,14 @@ _FORMULAS: dict[str, Formula] = {
     "linear": _linear,
     "linear_backward": _linear_backward,
     "mkldnn_linear": _linear,
+    "_int_mm": _int_mm,
+    "mkldnn_rnn_layer": _recurrent(slice(1, 3), 1),
+    "mkldnn_rnn_layer_backward": _recurrent(slice(1, 3), 2),
+    "_cudnn_rnn": _recurrent(slice(1, 2), 1),
+    "_cudnn_rnn_backward": _recurrent(slice(1, 2), 2),
+    "_fft_c2c": _fourier(5),
+    "_fft_r2c": _fourier(2.5),
+    "_fft_c2r": _fourier(2.5),
     "_cdist_forward": _cdist,
     "_euclidean_dist": _cdist,
     "convolution_backward": _conv_backward,
@@ -256,7 +298,10 @@ _FORMULAS: dict[str, Formula] = {
     "scatter_reduce": _per_element_of(3),
     "index_reduce": _per_element_of(3),
     "segment_reduce": _per_element_of(0),
-    "_embedding_bag": _per_element_of(1),
+    "_embedding_bag": _rows,
+    "_embedding_bag_forward_only": _rows,
+    "embedding_renorm": _renormed_rows,
+    "_unsafe_masked_index_put_accumulate": _per_element_of(3),
     "sort": _sort,
     "topk": _sort,
     "argsort": _sort,
