@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from actsolve.capture.batch_norm import drop_unread_statistics
 from actsolve.capture.dropout import make_dropout_exact
 from actsolve.capture.in_place import InPlaceCall
 from actsolve.capture.joint import Joint, trace_joint
@@ -75,11 +76,5 @@ def capture(step: TrainingStep, *, name: str = "") -> Captured:
     """
     joint = trace_joint(step)
     make_dropout_exact(joint.module)
-    parts = graph_of(
-        joint.module,
-        n_forward_outputs=joint.n_forward_outputs,
-        output_descs=joint.output_descs,
-        fake_mode=joint.export.fake_mode,
-        name=name,
-    )
-    return Captured(joint, parts)
+    drop_unread_statistics(joint.module)
+    return Captured(joint, graph_of(joint, name))

@@ -10,8 +10,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from actsolve.capture.provenance import recorded_origins
-from actsolve.capture.torch_internals import JointExport, export_joint, n_forward_outputs, output_descriptors
+from actsolve.capture.torch_internals import JointExport, export_joint, input_role, n_forward_outputs, output_descriptors
 from actsolve.errors import CaptureError
+from actsolve.graph import Kind
 from actsolve.training_step import TrainingStep
 
 
@@ -39,24 +40,39 @@ class OutputLayout:
 
 
 class _FlatStep(torch.nn.Module):
-    """The step as a module of flat tensors, so that torch sees no nested inputs, constants or loss function."""
+    """The step as a function of flat tensors: each parameter and buffer once, then the tensors among the inputs.
+
+    So torch sees no nested inputs, constants or loss function, and a parameter that two modules share is one input with
+    one gradient, added up in eager's order.
+    """
 
     def __init__(self, step: TrainingStep) -> None:
         super().__init__()
-        self.model = step.model
+        # Behind a list, or torch would find the model's parameters and add them as inputs of its own.
+        self._hidden = [step.model]
         self._loss_fn = step.loss_fn
+        self.parameter_names = [name for name, _ in step.model.named_parameters()]
+        self.buffer_names = [name for name, _ in step.model.named_buffers()]
         leaves, self._spec = pytree.tree_flatten((tuple(step.args), dict(step.kwargs)))
         self._constants = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
         self._n_leaves = len(leaves)
-        self.tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+        state = [*dict(step.model.named_parameters()).values(), *dict(step.model.named_buffers()).values()]
+        self.tensors = (*state, *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)))
         self.layout = OutputLayout()
 
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        rest = iter(tensors)
+        names = self.parameter_names + self.buffer_names
+        state = dict(zip(names, tensors, strict=False))
+        rest = iter(tensors[len(names) :])
         leaves = [self._constants[i] if i in self._constants else next(rest) for i in range(self._n_leaves)]
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
-        with recorded_origins(self.model):
-            output = call_step(self.model, self._loss_fn, args, kwargs)
+        (model,) = self._hidden
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return torch.func.functional_call(model, state, args, kwargs, tie_weights=True)
+
+        with recorded_origins(model):
+            output = call_step(run, self._loss_fn, args, kwargs)
         return self.layout.record(output)
 
 
@@ -76,16 +92,32 @@ class Joint:
         export: Torch's own record of it.
         module: The joint forward and backward graph.
         layout: How its flat outputs become the step's output.
+        parameter_names: Of its first inputs.
+        buffer_names: Of the inputs that follow them; the step's own inputs come last.
     """
 
     export: JointExport
     module: torch.fx.GraphModule
     layout: OutputLayout
+    parameter_names: list[str]
+    buffer_names: list[str]
 
     @property
     def output_descs(self) -> list[Any]:
         """Torch's descriptor of each output of the joint graph."""
         return output_descriptors(self.module)
+
+    def given(self, placeholder: torch.fx.Node) -> tuple[Kind, str]:
+        """Return what an input of the joint graph is, and its name."""
+        role = input_role(placeholder)
+        if role.is_tangent:
+            return Kind.TANGENT, placeholder.name
+        n_parameters, n_buffers = len(self.parameter_names), len(self.buffer_names)
+        if role.index < n_parameters:
+            return Kind.PARAMETER, self.parameter_names[role.index]
+        if role.index < n_parameters + n_buffers:
+            return Kind.BUFFER, self.buffer_names[role.index - n_parameters]
+        return Kind.INPUT, f"input_{role.index - n_parameters - n_buffers}"
 
     @property
     def n_forward_outputs(self) -> int:
@@ -117,7 +149,7 @@ def trace_joint(step: TrainingStep) -> Joint:
             why="no output depends on a parameter or input that requires a gradient",
             try_="requires_grad_(True) on the parameters to be trained",
         )
-    return Joint(export, module, flat.layout)
+    return Joint(export, module, flat.layout, flat.parameter_names, flat.buffer_names)
 
 
 def _user_frame(error: BaseException) -> str | None:

@@ -7,7 +7,6 @@ op. Storages are told apart by the fake tensors of the trace.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +17,11 @@ from torch.utils._pytree import tree_leaves
 from actsolve.capture import replay
 from actsolve.capture.flops import node_flops
 from actsolve.capture.in_place import InPlaceCall, in_place_call
+from actsolve.capture.joint import Joint
 from actsolve.capture.layers import LayerNumbers
 from actsolve.capture.provenance import Origin
-from actsolve.capture.torch_internals import FakeTensorMode, annotation, input_role, mutated_input, storage_key
+from actsolve.capture.torch_internals import annotation, mutated_input, storage_key
 from actsolve.graph import RNG_STATE_TARGET, Graph, Kind, Op, Phase, Value
-
-_KINDS = {"parameter": Kind.PARAMETER, "buffer": Kind.BUFFER, "input": Kind.INPUT, "tangent": Kind.TANGENT}
 
 
 @dataclass
@@ -75,25 +73,16 @@ def tensors_of(node: Node) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
 
 
-def graph_of(
-    joint: torch.fx.GraphModule, *, n_forward_outputs: int, output_descs: list[Any], fake_mode: FakeTensorMode, name: str = ""
-) -> GraphOfJoint:
-    """Return the `Graph` of a joint fx graph.
-
-    Args:
-        joint: Forward and backward as ATen calls, with fake tensors in ``meta["val"]``.
-        n_forward_outputs: How many of its outputs the forward returns; the rest are gradients.
-        output_descs: Torch's descriptor of each output, to tell updated buffers from outputs.
-        fake_mode: The mode of the trace's fake tensors.
-        name: What was captured.
-    """
+def graph_of(joint: Joint, name: str = "") -> GraphOfJoint:
+    """Return the `Graph` of a joint fx graph; ``name`` says what was captured."""
     build = _Builder()
-    nodes = list(joint.graph.nodes)
+    nodes = list(joint.module.graph.nodes)
     for node in nodes:
         if node.op == "placeholder":
-            _add_given(build, node)
+            _add_given(build, joint, node)
         elif node.op == "get_attr":
-            _add_constant(build, joint, node, fake_mode)
+            _add_constant(build, joint, node)
+    n_forward_outputs, output_descs = joint.n_forward_outputs, joint.output_descs
     mutated = _mutated_values(build, nodes, output_descs)
     phases = _phases(nodes)
     needed = _needed(nodes)
@@ -117,24 +106,21 @@ def graph_of(
     return GraphOfJoint(graph, build.op_nodes, build.value_nodes, build.value_of, build.in_place, n_forward_outputs)
 
 
-def _add_given(build: _Builder, node: Node) -> None:
-    role = input_role(node)
+def _add_given(build: _Builder, joint: Joint, node: Node) -> None:
+    kind, name = joint.given(node)
     for tensor in tensors_of(node):
         key = storage_key(tensor)
         if key not in build.by_storage:
-            label = role.name.removeprefix("model.") or f"{role.kind}_{role.index}"
-            label = label if all(v.name != label for v in build.values) else f"{label}.{node.name}"
-            kind = _KINDS[role.kind]
-            build.by_storage[key] = build.new_value(label, tensor.untyped_storage().nbytes(), kind, node, tensor)
+            build.by_storage[key] = build.new_value(name, tensor.untyped_storage().nbytes(), kind, node, tensor)
         build.value_of[node] = build.by_storage[key]
 
 
-def _add_constant(build: _Builder, joint: torch.fx.GraphModule, node: Node, fake_mode: FakeTensorMode) -> None:
-    constant: Any = joint
+def _add_constant(build: _Builder, joint: Joint, node: Node) -> None:
+    constant: Any = joint.module
     for part in str(node.target).split("."):
         constant = getattr(constant, part)
     if isinstance(constant, torch.Tensor):
-        fake = node.meta["val"] = fake_mode.from_tensor(constant)
+        fake = node.meta["val"] = joint.export.fake_mode.from_tensor(constant)
         key = storage_key(fake)
         if key not in build.by_storage:
             size_bytes = constant.untyped_storage().nbytes()

@@ -76,30 +76,24 @@ def _fresh(export: JointExport) -> JointExport:
 
 @dataclass(frozen=True)
 class InputRole:
-    """What a placeholder of a joint graph stands for.
+    """What an input of a joint graph stands for.
 
     Attributes:
-        kind: ``parameter``, ``buffer``, ``input`` or ``tangent``.
-        name: Qualified name, for parameters and buffers.
-        index: Position among the flat inputs, or of the output whose gradient the tangent is.
+        is_tangent: Whether it is the gradient of an output.
+        index: Position among the flat inputs of the traced module, if it is one of them.
     """
 
-    kind: str
-    name: str = ""
+    is_tangent: bool = False
     index: int = -1
 
 
 def input_role(placeholder: torch.fx.Node) -> InputRole:
-    """Return what ``placeholder`` stands for; kinds that we do not know are reported, never guessed."""
+    """Return what ``placeholder`` stands for; kinds that we do not know are refused, never guessed."""
     desc = placeholder.meta.get("desc")
-    if isinstance(desc, descriptors.ParamAOTInput):
-        return InputRole("parameter", desc.target)
-    if isinstance(desc, descriptors.BufferAOTInput):
-        return InputRole("buffer", desc.target)
     if isinstance(desc, descriptors.TangentAOTInput):
-        return InputRole("tangent", placeholder.name)
+        return InputRole(is_tangent=True)
     if isinstance(desc, descriptors.PlainAOTInput):
-        return InputRole("input", index=desc.idx)
+        return InputRole(index=desc.idx)
     raise NotImplementedError(f"joint-graph input {placeholder.name} of kind {type(desc).__name__}")
 
 
@@ -119,7 +113,7 @@ def output_descriptors(joint: torch.fx.GraphModule) -> list[Any]:
 def n_forward_outputs(joint: torch.fx.GraphModule) -> int:
     """Return how many outputs of a joint graph the forward returns: all but one for each of its inputs, the gradients."""
     descs = output_descriptors(joint)
-    n_primals = sum(n.op == "placeholder" and input_role(n).kind != "tangent" for n in joint.graph.nodes)
+    n_primals = sum(n.op == "placeholder" and not input_role(n).is_tangent for n in joint.graph.nodes)
     n_forward = len(descs) - n_primals
     if any(desc.is_grad() for desc in descs[:n_forward]):
         raise NotImplementedError("a joint graph whose gradients do not follow its outputs")
