@@ -1,9 +1,9 @@
 """The module that is handed back: the original, whose training step runs the planned graphs.
 
-It is an instance of the original's class and shares its parameters, buffers and submodules, so that ``state_dict``, optimizers,
-``train``/``eval``, ``to`` and attribute access are the original's own. Only ``forward`` differs: where gradients are wanted and the
-module is in training mode it runs the planned step for the signature of its inputs, planning once for each new signature;
-anywhere else it runs the original forward.
+It is an instance of the original's class and shares its parameters, buffers and submodules, so that ``state_dict``,
+optimizers, ``train``/``eval``, ``to`` and attribute access are the original's own. Only ``forward`` differs: where gradients
+are wanted and the module is in training mode it runs the planned step for the signature of its inputs, planning once for each
+new signature; anywhere else it runs the original forward.
 """
 
 from __future__ import annotations
@@ -101,25 +101,34 @@ class Runtime:
 
 
 def state_slots(module: torch.nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Return where each parameter and then each buffer lives, as ``(dict, name)``, in the order of the joint graph's inputs.
+    """Return where each parameter and then each buffer lives, as ``(dict, name)``, each once, as the joint graph takes them.
 
     Looked up through these at each call, a parameter that was replaced is seen.
     """
-    parameters, buffers = [], []
-    for _, child in module.named_modules(remove_duplicate=False):
-        parameters += [(child._parameters, name) for name, p in child._parameters.items() if p is not None]
-        buffers += [(child._buffers, name) for name, b in child._buffers.items() if b is not None]
-    return parameters + buffers
+    parameters: dict[int, tuple[dict[str, Any], str]] = {}
+    buffers: dict[int, tuple[dict[str, Any], str]] = {}
+    for child in module.modules():
+        for name, parameter in child._parameters.items():
+            if parameter is not None:
+                parameters.setdefault(id(parameter), (child._parameters, name))
+        for name, buffer in child._buffers.items():
+            if buffer is not None:
+                buffers.setdefault(id(buffer), (child._buffers, name))
+    return [*parameters.values(), *buffers.values()]
 
 
-def signature(module: torch.nn.Module, leaves: list[Any], spec: pytree.TreeSpec) -> Any:
-    """Return a key that is equal for calls that one plan serves: shapes, strides, dtypes, devices, aliasing, modes and constants."""
+def signature(module: torch.nn.Module, slots: list[tuple[dict[str, Any], str]], leaves: list[Any], spec: pytree.TreeSpec) -> Any:
+    """Return a key that is equal for calls that one plan serves.
+
+    It holds shapes, strides, dtypes, devices and aliasing of inputs, which parameters are trained and shared, constants, and the
+    modes of every submodule and of torch.
+    """
     first_seen: dict[int, int] = {}
     inputs = tuple(
         (*_tensor_key(leaf), first_seen.setdefault(id(leaf), i)) if isinstance(leaf, torch.Tensor) else _constant_key(leaf)
         for i, leaf in enumerate(leaves)
     )
-    state = tuple(_tensor_key(owner[name]) for owner, name in state_slots(module))
+    state = tuple((name, *_tensor_key(owner[name])) for owner, name in slots)
     modes = tuple(child.training for child in module.modules())
     autocast = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
     return inputs, str(spec), state, modes, autocast, torch.are_deterministic_algorithms_enabled()
@@ -165,13 +174,14 @@ class _OptimizedForward(torch.nn.Module):
         if not (self.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
             return call_step(super().forward, runtime.loss_fn, args, kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        key = signature(self, leaves, spec)
+        slots = state_slots(self)
+        key = signature(self, slots, leaves, spec)
         if key not in runtime.steps:
             runtime.steps[key] = _plan_new(self, runtime, args, kwargs)
         step = runtime.steps[key]
         if step is None:
             return call_step(super().forward, runtime.loss_fn, args, kwargs)
-        return step(state_slots(self), leaves)
+        return step(slots, leaves)
 
     @property
     def plan(self) -> Any:

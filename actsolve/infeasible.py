@@ -1,0 +1,95 @@
+"""Why nothing fits, and what would: the message of exit code 3."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from actsolve.errors import InfeasibleBudget
+from actsolve.graph import Kind, Phase
+from actsolve.plan import Plan, Status
+from actsolve.planners import PlannerOptions, smallest_budget
+from actsolve.problem import Problem
+from actsolve.schedule import build_schedule
+from actsolve.simulate import Timeline, simulate
+from actsolve.static_memory import StaticMemory
+from actsolve.units import format_bytes
+
+
+def infeasible_budget(problem: Problem, result: Plan, static: StaticMemory, options: PlannerOptions) -> InfeasibleBudget:
+    """Return the error for a budget that no plan was found for.
+
+    It names the smallest budget that a plan was found for, verified by simulation, and what holds the peak there.
+    """
+    free = replace(problem, pinned_keep=problem.pinned_keep, pinned_recompute=problem.pinned_recompute)
+    smallest_bytes, found = smallest_budget(free, replace(options, progress=None))
+    timeline = simulate(replace(problem, budget_bytes=smallest_bytes), build_schedule(problem.graph, found.kept))
+    budget = f"{format_bytes(problem.budget_bytes)} ({problem.budget_bytes} bytes)"
+    proven = result.status is Status.INFEASIBLE or problem.budget_bytes < problem.static_bytes
+    what = f"no plan fits {budget}" if proven else f"no plan was found for {budget} in {options.time_limit_s:g} s"
+    return InfeasibleBudget(
+        what,
+        where=_where(timeline),
+        why=_why(timeline, static),
+        try_=f"--mem-budget {smallest_bytes} ({format_bytes(smallest_bytes)}), the smallest that a plan was found for; or a smaller batch",
+        smallest_bytes=smallest_bytes,
+    )
+
+
+def _where(timeline: Timeline) -> str:
+    """The op at the peak, with its source line."""
+    if timeline.peak_step == len(timeline.schedule.steps):
+        return "the optimizer step"
+    step = timeline.schedule.steps[timeline.peak_step]
+    assert step.op is not None, "a free never holds the peak"
+    op = timeline.problem.graph.ops[step.op]
+    phase = "replayed in the backward" if step.kind.value == "replay" else op.phase.value
+    at = f" at {op.source}" if op.source else ""
+    return f"{op.target}{at} ({phase})"
+
+
+def _why(timeline: Timeline, static: StaticMemory) -> str:
+    """The bytes that are live at the peak, by kind."""
+    parts = {"static": static.total_bytes, **bytes_at_peak(timeline)}
+    listed = " + ".join(f"{kind} {format_bytes(size)}" for kind, size in parts.items() if size)
+    return f"the smallest peak found is {format_bytes(timeline.peak_bytes)}: {listed}"
+
+
+def bytes_at_peak(timeline: Timeline) -> dict[str, int]:
+    """Return what is live at the peak of ``timeline`` besides static memory, in bytes by kind.
+
+    Kinds: ``saved`` forward values, ``gradients`` that the caller holds, ``backward temporaries``, the peak op's ``outputs`` and
+    ``workspace``, ``tangents``, and ``optimizer temporaries``.
+    """
+    problem, graph = timeline.problem, timeline.problem.graph
+    live: set[int] = set()
+    for step in timeline.schedule.steps[: timeline.peak_step]:
+        if step.op is not None:
+            live.update(graph.ops[step.op].outputs)
+            if step.in_place:
+                live.discard(graph.ops[step.op].in_place[0])  # type: ignore[index]
+        elif step.value is not None:
+            live.discard(step.value)
+    totals: Counter[str] = Counter()
+    for value in live:
+        totals[_kind_of(problem, value)] += graph.values[value].size_bytes
+    if timeline.peak_step == len(timeline.schedule.steps):
+        totals["optimizer temporaries"] = problem.optimizer_bytes
+        return dict(totals)
+    step = timeline.schedule.steps[timeline.peak_step]
+    assert step.op is not None
+    op = graph.ops[step.op]
+    if op.phase is Phase.BACKWARD or step.kind.value == "replay":
+        totals["tangents"] = graph.given_bytes(Kind.TANGENT)
+    totals["workspace"] = problem.costs.workspace_bytes[step.op]
+    outputs = sum(graph.values[v].size_bytes for v in op.outputs)
+    if step.in_place and op.in_place is not None:
+        outputs -= graph.values[op.in_place[0]].size_bytes
+    totals["outputs"] = outputs
+    return dict(totals)
+
+
+def _kind_of(problem: Problem, value: int) -> str:
+    if value in problem.graph.gradients:
+        return "gradients"
+    return "saved" if problem.graph.is_forward_value[value] else "backward temporaries"

@@ -1,0 +1,47 @@
+"""Decisions that the user has taken: values of whole modules that must be kept, or recomputed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from actsolve.errors import UsageError
+from actsolve.graph import RNG_STATE_TARGET, Graph
+
+
+def pinned_values(graph: Graph, keep: Sequence[str], recompute: Sequence[str]) -> dict[str, frozenset[int]]:
+    """Return the pins of `Problem` for the modules named.
+
+    A module's pin covers what its ops and those of its submodules produce. With ``recompute``, values whose op
+    cannot be replayed stay free.
+
+    Args:
+        graph: The training step.
+        keep: Qualified module names, such as ``blocks.0`` or ``blocks.3.attention``.
+        recompute: Likewise.
+
+    Raises:
+        UsageError: no op comes from such a module.
+    """
+    kept = frozenset(v for path in keep for v in _values_of(graph, path))
+    dropped = frozenset(v for path in recompute for v in _values_of(graph, path) if _replayable(graph, v))
+    return {"pinned_keep": kept, "pinned_recompute": dropped}
+
+
+def _values_of(graph: Graph, path: str) -> list[int]:
+    modules = {op.module for op in graph.ops[: graph.n_forward]}
+    inside = {m for m in modules if m == path or m.startswith(path + ".")}
+    if not inside:
+        known = sorted({".".join(m.split(".")[: i + 1]) for m in modules if m for i in range(m.count(".") + 1)})
+        near = difflib.get_close_matches(path, known, n=3)
+        raise UsageError(
+            f"no op comes from a module called {path!r}", try_=", ".join(near) if near else "one of model.named_modules()"
+        )
+    producers = (graph.values[v].producer for v in graph.decidable)
+    ops = (graph.ops[p] for p in producers if p is not None)
+    return [v for v, op in zip(graph.decidable, ops, strict=True) if op.module in inside and op.target != RNG_STATE_TARGET]
+
+
+def _replayable(graph: Graph, value: int) -> bool:
+    producer = graph.values[value].producer
+    return producer is not None and graph.ops[producer].replayable

@@ -1,0 +1,161 @@
+"""What planning a training step gives: the plan, and all that is known of it before it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from actsolve.graph import Graph
+from actsolve.plan import Decision, Plan
+from actsolve.plan_file import Baseline, KeepAll, PlanFile, Predicted, plan_file
+from actsolve.problem import Problem
+from actsolve.schedule import Schedule
+from actsolve.simulate import Timeline
+from actsolve.static_memory import StaticMemory
+
+_ZERO_S = 1e-9
+
+
+@dataclass(frozen=True)
+class BaselineResult:
+    """A baseline in the same simulator; no timeline where it does not apply."""
+
+    timeline: Timeline | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A planned training step.
+
+    Attributes:
+        target: What was optimized, as the user named it.
+        problem: What was planned for.
+        plan: The decisions, and what was proved.
+        timeline: The plan's schedule, simulated.
+        keep_all: Keeping everything, simulated.
+        baselines: Every baseline, simulated, by name.
+        static: The static memory by kind.
+        capture_s: Wall seconds of tracing.
+        cost_s: Wall seconds of measuring or modelling op costs.
+        loss_inside: Whether the loss is part of the step; if not, memory outside the module is not budgeted.
+    """
+
+    target: str
+    problem: Problem
+    plan: Plan
+    timeline: Timeline
+    keep_all: Timeline
+    baselines: dict[str, BaselineResult]
+    static: StaticMemory
+    capture_s: float = 0.0
+    cost_s: float = 0.0
+    loss_inside: bool = True
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def graph(self) -> Graph:
+        return self.problem.graph
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.timeline.schedule
+
+    @cached_property
+    def objective_s(self) -> float:
+        """Extra seconds of the step over keep-all, as simulated."""
+        return max(0.0, self.timeline.step_s - self.keep_all.step_s)
+
+    @cached_property
+    def bound_s(self) -> float | None:
+        """The planner's lower bound on `objective_s`; no more than it, whatever the solver's rounding."""
+        return None if self.plan.bound_s is None else min(max(0.0, self.plan.bound_s), self.objective_s)
+
+    @cached_property
+    def gap(self) -> float | None:
+        """Share of the extra time that is not proven to be needed."""
+        if self.bound_s is None:
+            return None
+        return 0.0 if self.objective_s < _ZERO_S else (self.objective_s - self.bound_s) / self.objective_s
+
+    @cached_property
+    def step_gap(self) -> float | None:
+        """The same difference as a share of the step time."""
+        return None if self.bound_s is None else (self.objective_s - self.bound_s) / max(self.timeline.step_s, _ZERO_S)
+
+    @property
+    def fits_as_it_is(self) -> bool:
+        """Whether keeping everything is within the budget, so that there is nothing to do."""
+        return self.keep_all.fits and not self.problem.pinned_recompute
+
+    def decision_totals(self) -> dict[str, dict[str, int]]:
+        """Return, per decision, how many values it was taken for and their bytes."""
+        totals = {d.value: {"count": 0, "bytes": 0} for d in Decision}
+        for value in self.graph.decidable:
+            total = totals[(Decision.KEEP if value in self.plan.kept else Decision.RECOMPUTE).value]
+            total["count"] += 1
+            total["bytes"] += self.graph.values[value].size_bytes
+        return totals
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields of ``optimize --json`` (DESIGN section 7)."""
+        return {
+            "target": self.target,
+            "budget_bytes": self.problem.budget_bytes,
+            "static_bytes": self.static.total_bytes,
+            "static": self.static.breakdown(),
+            "optimizer_bytes": self.problem.optimizer_bytes,
+            "status": self.plan.status.value,
+            "objective_s": self.objective_s,
+            "bound_s": self.bound_s,
+            "gap": self.gap,
+            "step_gap": self.step_gap,
+            "global_bound_s": None,
+            "planner": self.plan.planner,
+            "solve_s": self.plan.solve_s,
+            "capture_s": self.capture_s,
+            "cost_s": self.cost_s,
+            "costs": self.problem.costs.source,
+            "unknown_costs": list(self.problem.costs.unknown),
+            "predicted": self._predicted().model_dump(),
+            "decisions": self.decision_totals(),
+            "keep_all": {"peak_bytes": self.keep_all.peak_bytes, "step_s": self.keep_all.step_s},
+            "baselines": {name: self._baseline(result).model_dump() for name, result in self.baselines.items()},
+            "notes": list(self.notes),
+        }
+
+    @cached_property
+    def plan_file(self) -> PlanFile:
+        """The plan as it is saved."""
+        return plan_file(
+            self.problem,
+            self.plan,
+            self.schedule,
+            target=self.target,
+            static_bytes=self.static.breakdown(),
+            objective_s=self.objective_s,
+            gap=self.gap,
+            step_gap=self.step_gap,
+            predicted=self._predicted(),
+            keep_all=KeepAll(peak_bytes=self.keep_all.peak_bytes, step_s=self.keep_all.step_s),
+            baselines={name: self._baseline(result) for name, result in self.baselines.items()},
+        )
+
+    def report(self) -> str:
+        """Return the plan as text for a person."""
+        from actsolve.report.plan_text import plan_text  # a report imports what it reports on
+
+        return plan_text(self)
+
+    def _predicted(self) -> Predicted:
+        return Predicted(
+            peak_bytes=self.timeline.peak_bytes, step_s=self.timeline.step_s, recompute_s=self.timeline.recompute_s
+        )
+
+    @staticmethod
+    def _baseline(result: BaselineResult) -> Baseline:
+        t = result.timeline
+        if t is None:
+            return Baseline(note=result.note)
+        return Baseline(peak_bytes=t.peak_bytes, step_s=t.step_s, fits=t.fits, note=result.note)
