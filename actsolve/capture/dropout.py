@@ -8,9 +8,12 @@ byte an element. For the rest (0.15 in float32) this writes the eager form back 
 from __future__ import annotations
 
 import operator
+from functools import cache
 
 import torch
 from torch.fx import GraphModule, Node
+
+from actsolve.capture.torch_internals import real_tensors
 
 aten = torch.ops.aten
 
@@ -27,15 +30,16 @@ def make_dropout_exact(joint: GraphModule) -> int:
     return rewritten
 
 
+@cache
 def same_scale(probability: float, dtype: torch.dtype) -> bool:
-    """Whether eager's scale, one divided by ``1 - p`` in ``dtype``, is the number that ``native_dropout`` multiplies by."""
-    probe = torch.ones(1, dtype=dtype)
-    eager = probe * torch.ones(1, dtype=dtype).div_(1 - probability)
-    traced = probe.mul(1 / (1 - probability))
-    # A second probe with a full mantissa: in half precisions the product, not the scale, is what is rounded.
-    mantissas = torch.linspace(1, 2, 257, dtype=torch.float32).to(dtype)
-    same_products = torch.equal(mantissas * eager, mantissas.mul(1 / (1 - probability)))
-    return torch.equal(eager, traced) and same_products
+    """Whether multiplying by eager's mask, one divided by ``1 - p`` in ``dtype``, gives what ``native_dropout`` gives.
+
+    In half precisions the product is what is rounded, so a full binade of mantissas is tried.
+    """
+    with real_tensors():
+        scale = torch.ones(1, dtype=dtype).div_(1 - probability)
+        mantissas = torch.linspace(1, 2, 257, dtype=torch.float32).to(dtype)
+        return torch.equal(mantissas * scale, mantissas.mul(1 / (1 - probability)))
 
 
 def _write_eager_form(joint: GraphModule, node: Node, probability: float) -> None:

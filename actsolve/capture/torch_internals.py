@@ -17,7 +17,7 @@ import torch.fx.traceback
 from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
 from torch._guards import TracingContext, detect_fake_mode, tracing
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.fx.graph import CodeGen
 
 __all__ = [
@@ -118,6 +118,11 @@ def n_forward_outputs(joint: torch.fx.GraphModule) -> int:
     if any(desc.is_grad() for desc in descs[:n_forward]):
         raise NotImplementedError("a joint graph whose gradients do not follow its outputs")
     return n_forward
+
+
+def real_tensors() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which tensors are real, also inside a ``FakeTensorMode``."""
+    return unset_fake_temporarily()
 
 
 @contextlib.contextmanager
