@@ -116,6 +116,7 @@ class _Emitter:
         if step.kind is StepKind.REPLAY:
             target, args, kwargs = replayed_call(node)
         else:
+            assert callable(node.target)
             target, args, kwargs = node.target, node.args, node.kwargs
         call = self._captured.in_place[step.op] if step.in_place else None
         if call is not None:
@@ -178,6 +179,7 @@ class _Emitter:
             self._made_from_outside(node)
         for view in reversed(chain):
             args, kwargs = fx.node.map_arg((view.args, view.kwargs), lambda n: self._made[n])
+            assert callable(view.target)
             made = self._out.call_function(view.target, args, kwargs)
             made.meta["val"] = view.meta.get("val")
             self._made[view] = made

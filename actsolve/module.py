@@ -83,7 +83,7 @@ class Runtime:
 
     original: torch.nn.Module
     loss_fn: Callable[[Any], torch.Tensor] | None
-    plan_step: Callable[[TrainingStep], CompiledStep]
+    plan_step: Callable[[TrainingStep], CompiledStep | None]
     on_new_inputs: str = "plan"
     steps: dict[Any, CompiledStep | None] = field(default_factory=dict)
     first: CompiledStep | None = None
@@ -150,7 +150,7 @@ def optimized_module(runtime: Runtime) -> torch.nn.Module:
     """Return a module that is the original in all but its training step."""
     original = runtime.original
     cls = type(original)
-    optimized = cls.__new__(_subclass(cls))
+    optimized: torch.nn.Module = object.__new__(_subclass(cls))
     optimized.__dict__.update(original.__dict__)
     optimized.__dict__[_RUNTIME] = runtime
     return optimized
@@ -219,8 +219,7 @@ def _plan_new(module: torch.nn.Module, runtime: Runtime, args: Any, kwargs: Any)
 
 def _plain(module: torch.nn.Module) -> torch.nn.Module:
     """Return a module of the original class with the same state and the root's present mode, to trace."""
-    cls = type(module).__mro__[2]
-    plain: torch.nn.Module = cls.__new__(cls)
+    plain: torch.nn.Module = object.__new__(type(module).__mro__[2])
     plain.__dict__.update({k: v for k, v in module.__dict__.items() if k != _RUNTIME})
     return plain
 

@@ -57,7 +57,12 @@ class StaticMemory:
 
 
 def static_memory(
-    graph: Graph, optimizer: OptimizerMemory, *, accumulated_bytes: int = 0, reserve_bytes: int = 0, given_bytes: int | None = None
+    graph: Graph,
+    optimizer: OptimizerMemory,
+    *,
+    accumulated_bytes: int = 0,
+    reserve_bytes: int = 0,
+    given_bytes: int | None = None,
 ) -> StaticMemory:
     """Return the static memory of a step.
 
@@ -141,5 +146,7 @@ def _share(share: float, shown: str) -> Budget:
 
 def _bytes(size_bytes: int, shown: str) -> Budget:
     if size_bytes <= 0:
-        raise UsageError(f"cannot use the memory budget {shown}", why="it is not positive", try_="8GiB, 7500MB, plain bytes, 60%, or min")
+        raise UsageError(
+            f"cannot use the memory budget {shown}", why="it is not positive", try_="8GiB, 7500MB, plain bytes, 60%, or min"
+        )
     return Budget(size_bytes=size_bytes)

@@ -121,7 +121,10 @@ class Joint:
 
     @property
     def n_forward_outputs(self) -> int:
-        """How many outputs the forward returns (updated buffers, then the step's outputs); each input's gradient, or None, follows."""
+        """How many outputs the forward returns (updated buffers, then the step's outputs).
+
+        The gradient of each input, or None, follows.
+        """
         return n_forward_outputs(self.module)
 
 

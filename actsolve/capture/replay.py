@@ -37,13 +37,14 @@ def _named_arguments(node: Node) -> dict[str, Any]:
 
 
 def has_effect(node: Node) -> bool:
-    """Whether leaving ``node`` out would change more than its result: it draws random numbers, writes, communicates or asserts."""
+    """Whether leaving ``node`` out would change more than its result: it draws, writes, communicates or asserts."""
     if node.op != "call_function" or node.target is operator.getitem:
         return False
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return True
-    return is_random(node) or target._schema.is_mutable or target.namespace in _COLLECTIVE_NAMESPACES or "assert" in target._schema.name
+    asserts = "assert" in target._schema.name
+    return is_random(node) or target._schema.is_mutable or target.namespace in _COLLECTIVE_NAMESPACES or asserts
 
 
 def why_not_replayable(node: Node, mutated_inputs: Sequence[int]) -> str:

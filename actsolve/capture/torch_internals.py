@@ -61,8 +61,9 @@ def compile_joint(export: JointExport, partition: Callable[..., Any], compiler: 
         partition: Called as ``partition(joint, inputs, num_fwd_outputs=...)``; returns the forward and the backward module.
         compiler: Turns each of the two into a function of one list, which it empties.
     """
+    compile_: Any = compiler  # torch's own type names its parameters, as no Callable can
     function: Callable[..., Any] = aot_compile_joint_with_descriptors(
-        _fresh(export), partition_fn=partition, fw_compiler=compiler, bw_compiler=compiler
+        _fresh(export), partition_fn=partition, fw_compiler=compile_, bw_compiler=compile_
     )
     return function
 
@@ -114,7 +115,7 @@ def n_forward_outputs(joint: torch.fx.GraphModule) -> int:
     """Return how many outputs of a joint graph the forward returns: all but one for each of its inputs, the gradients."""
     descs = output_descriptors(joint)
     n_primals = sum(n.op == "placeholder" and not input_role(n).is_tangent for n in joint.graph.nodes)
-    n_forward = len(descs) - n_primals
+    n_forward: int = len(descs) - n_primals
     if any(desc.is_grad() for desc in descs[:n_forward]):
         raise NotImplementedError("a joint graph whose gradients do not follow its outputs")
     return n_forward
@@ -145,7 +146,8 @@ def annotation(node: torch.fx.Node) -> Any | None:
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Return a key that is equal for tensors that share a storage, while both are alive."""
-    return tensor.untyped_storage()._cdata
+    key: int = tensor.untyped_storage()._cdata
+    return key
 
 
 class BoxedCodeGen(CodeGen):

@@ -7,6 +7,7 @@ parameter counts; on CUDA the foreach one, which works on all of them at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +40,7 @@ _KINDS = {
 _STEP_BYTES = 4
 
 
-def optimizer_memory(optimizer: str | torch.optim.Optimizer, parameters: list[torch.Tensor]) -> OptimizerMemory:
+def optimizer_memory(optimizer: str | torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> OptimizerMemory:
     """Return what ``optimizer`` keeps and what its step allocates.
 
     Args:
