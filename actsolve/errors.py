@@ -6,6 +6,8 @@ ends with.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class ActsolveError(Exception):
     """Root of all errors that actsolve raises on purpose.
@@ -45,6 +47,7 @@ class InfeasibleBudget(ActsolveError):
 
     Attributes:
         smallest_bytes: The smallest budget that a plan was found for, or None.
+        attempt: What is known of the step all the same (an `actsolve.planned.Attempt`), or None.
     """
 
     exit_code = 3
@@ -60,6 +63,7 @@ class InfeasibleBudget(ActsolveError):
     ) -> None:
         super().__init__(what, where=where, why=why, try_=try_)
         self.smallest_bytes = smallest_bytes
+        self.attempt: Any = None
 
 
 class ScheduleError(ActsolveError):

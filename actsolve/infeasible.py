@@ -8,31 +8,64 @@ from dataclasses import replace
 from actsolve.errors import InfeasibleBudget
 from actsolve.graph import Kind, Phase
 from actsolve.plan import Plan, Status
-from actsolve.planners import PlannerOptions, smallest_budget
 from actsolve.problem import Problem
 from actsolve.schedule import build_schedule
 from actsolve.simulate import Timeline, simulate
-from actsolve.static_memory import StaticMemory
+from actsolve.static_memory import Reserve, StaticMemory
 from actsolve.units import format_bytes
 
 
-def infeasible_budget(problem: Problem, result: Plan, static: StaticMemory, options: PlannerOptions) -> InfeasibleBudget:
+def infeasible_budget(
+    problem: Problem, result: Plan, static: StaticMemory, reserve: Reserve, smallest: tuple[int, Plan], time_limit_s: float
+) -> InfeasibleBudget:
     """Return the error for a budget that no plan was found for.
 
     It names the smallest budget that a plan was found for, verified by simulation, and what holds the peak there.
+
+    Args:
+        problem: What was planned for.
+        result: What the planner returned: infeasible, or unknown.
+        static: The static memory by kind.
+        reserve: What must stay free; more of it in a larger budget, if it is a share.
+        smallest: What `smallest_budget` found without the reserve.
+        time_limit_s: That the planner had.
     """
-    free = replace(problem, pinned_keep=problem.pinned_keep, pinned_recompute=problem.pinned_recompute)
-    smallest_bytes, found = smallest_budget(free, replace(options, progress=None))
-    timeline = simulate(replace(problem, budget_bytes=smallest_bytes), build_schedule(problem.graph, found.kept))
+    needed_bytes, found = smallest
+    smallest_bytes = reserve.budget_for(needed_bytes)
+    at_smallest = replace(static, reserve=reserve.of(smallest_bytes))
+    there = replace(problem, budget_bytes=smallest_bytes, static_bytes=at_smallest.total_bytes)
+    timeline = simulate(there, build_schedule(problem.graph, found.kept))
     budget = f"{format_bytes(problem.budget_bytes)} ({problem.budget_bytes} bytes)"
     proven = result.status is Status.INFEASIBLE or problem.budget_bytes < problem.static_bytes
-    what = f"no plan fits {budget}" if proven else f"no plan was found for {budget} in {options.time_limit_s:g} s"
+    what = f"no plan fits {budget}" if proven else f"no plan was found for {budget} in {time_limit_s:g} s"
     return InfeasibleBudget(
         what,
         where=_where(timeline),
-        why=_why(timeline, static),
-        try_=f"--mem-budget {smallest_bytes} ({format_bytes(smallest_bytes)}), the smallest that a plan was found for; or a smaller batch",
+        why=f"the smallest peak found is {format_bytes(timeline.peak_bytes)}: {_listed(timeline, at_smallest)}",
+        try_=f"--mem-budget {smallest_bytes} ({format_bytes(smallest_bytes)}), the smallest found to work; or a smaller batch",
         smallest_bytes=smallest_bytes,
+    )
+
+
+def baseline_too_large(timeline: Timeline, name: str) -> InfeasibleBudget:
+    """Return the error for a baseline, which looks at no budget, whose plan does not fit."""
+    budget = f"{format_bytes(timeline.problem.budget_bytes)} ({timeline.problem.budget_bytes} bytes)"
+    return InfeasibleBudget(
+        f"the plan of {name} does not fit {budget}",
+        where=_where(timeline),
+        why=f"its peak is {format_bytes(timeline.peak_bytes)}",
+        try_="--planner milp, which looks for one that does",
+    )
+
+
+def loaded_too_large(timeline: Timeline, static: StaticMemory) -> InfeasibleBudget:
+    """Return the error for a loaded plan that needs more than its budget, with the figures of here."""
+    budget = f"{format_bytes(timeline.problem.budget_bytes)} ({timeline.problem.budget_bytes} bytes)"
+    return InfeasibleBudget(
+        f"the loaded plan does not fit {budget} here",
+        where=_where(timeline),
+        why=f"its peak is {format_bytes(timeline.peak_bytes)}: {_listed(timeline, static)}",
+        try_="plan again here, or with the optimizer and options that the plan was made with",
     )
 
 
@@ -48,11 +81,10 @@ def _where(timeline: Timeline) -> str:
     return f"{op.target}{at} ({phase})"
 
 
-def _why(timeline: Timeline, static: StaticMemory) -> str:
+def _listed(timeline: Timeline, static: StaticMemory) -> str:
     """The bytes that are live at the peak, by kind."""
     parts = {"static": static.total_bytes, **bytes_at_peak(timeline)}
-    listed = " + ".join(f"{kind} {format_bytes(size)}" for kind, size in parts.items() if size)
-    return f"the smallest peak found is {format_bytes(timeline.peak_bytes)}: {listed}"
+    return " + ".join(f"{kind} {format_bytes(size)}" for kind, size in parts.items() if size)
 
 
 def bytes_at_peak(timeline: Timeline) -> dict[str, int]:

@@ -21,6 +21,8 @@ from actsolve.capture.joint import call_step
 from actsolve.capture.torch_internals import BoxedCodeGen, compile_joint
 from actsolve.errors import UsageError
 from actsolve.lower import lower
+from actsolve.planned import Planned
+from actsolve.report.plan_text import plan_text
 from actsolve.schedule import Schedule
 from actsolve.training_step import TrainingStep
 
@@ -39,7 +41,7 @@ class CompiledStep:
 
     function: Callable[..., Any]
     captured: Captured
-    planned: Any
+    planned: Planned
 
     def __call__(self, slots: list[tuple[dict[str, Any], str]], leaves: list[Any]) -> Any:
         state = [owner[name] for owner, name in slots]
@@ -198,7 +200,7 @@ class _OptimizedForward(torch.nn.Module):
     def report(self) -> str:
         """Return what was planned, as text."""
         first = self.__dict__[_RUNTIME].first
-        return "not optimized: the original module runs" if first is None else str(first.planned.report())
+        return "not optimized: the original module runs" if first is None else plan_text(first.planned)
 
 
 def _plan_new(module: torch.nn.Module, runtime: Runtime, args: Any, kwargs: Any) -> CompiledStep | None:

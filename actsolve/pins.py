@@ -9,8 +9,8 @@ from actsolve.errors import UsageError
 from actsolve.graph import RNG_STATE_TARGET, Graph
 
 
-def pinned_values(graph: Graph, keep: Sequence[str], recompute: Sequence[str]) -> dict[str, frozenset[int]]:
-    """Return the pins of `Problem` for the modules named.
+def pinned_values(graph: Graph, keep: Sequence[str], recompute: Sequence[str]) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the values that must be kept and those that must be recomputed, for the modules named.
 
     A module's pin covers what its ops and those of its submodules produce. With ``recompute``, values whose op
     cannot be replayed stay free.
@@ -25,7 +25,7 @@ def pinned_values(graph: Graph, keep: Sequence[str], recompute: Sequence[str]) -
     """
     kept = frozenset(v for path in keep for v in _values_of(graph, path))
     dropped = frozenset(v for path in recompute for v in _values_of(graph, path) if _replayable(graph, v))
-    return {"pinned_keep": kept, "pinned_recompute": dropped}
+    return kept, dropped
 
 
 def _values_of(graph: Graph, path: str) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -25,15 +25,14 @@ class BaselineResult:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A planned training step.
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """What is known of a training step after planning, whether a plan was found or not.
 
     Attributes:
         target: What was optimized, as the user named it.
         problem: What was planned for.
-        plan: The decisions, and what was proved.
-        timeline: The plan's schedule, simulated.
+        plan: What the planner returned.
         keep_all: Keeping everything, simulated.
         baselines: Every baseline, simulated, by name.
         static: The static memory by kind.
@@ -45,7 +44,6 @@ class Planned:
     target: str
     problem: Problem
     plan: Plan
-    timeline: Timeline
     keep_all: Timeline
     baselines: dict[str, BaselineResult]
     static: StaticMemory
@@ -57,6 +55,48 @@ class Planned:
     @property
     def graph(self) -> Graph:
         return self.problem.graph
+
+    def with_timeline(self, timeline: Timeline) -> Planned:
+        """Return it with the plan's schedule, simulated."""
+        return Planned(timeline=timeline, **{f.name: getattr(self, f.name) for f in fields(self)})
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields of ``optimize --json`` (DESIGN section 7); those of a plan are None or empty."""
+        return {
+            "target": self.target,
+            "budget_bytes": self.problem.budget_bytes,
+            "static_bytes": self.static.total_bytes,
+            "static": self.static.breakdown(),
+            "optimizer_bytes": self.problem.optimizer_bytes,
+            "status": self.plan.status.value,
+            "objective_s": None,
+            "bound_s": None,
+            "gap": None,
+            "step_gap": None,
+            "global_bound_s": None,
+            "planner": self.plan.planner,
+            "solve_s": self.plan.solve_s,
+            "capture_s": self.capture_s,
+            "cost_s": self.cost_s,
+            "costs": self.problem.costs.source,
+            "unknown_costs": list(self.problem.costs.unknown),
+            "predicted": None,
+            "decisions": {d.value: {"count": 0, "bytes": 0} for d in Decision},
+            "keep_all": {"peak_bytes": self.keep_all.peak_bytes, "step_s": self.keep_all.step_s},
+            "baselines": {name: _baseline(result).model_dump() for name, result in self.baselines.items()},
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned(Attempt):
+    """A planned training step.
+
+    Attributes:
+        timeline: The plan's schedule, simulated.
+    """
+
+    timeline: Timeline
 
     @property
     def schedule(self) -> Schedule:
@@ -101,28 +141,13 @@ class Planned:
     def as_json(self) -> dict[str, Any]:
         """Return the fields of ``optimize --json`` (DESIGN section 7)."""
         return {
-            "target": self.target,
-            "budget_bytes": self.problem.budget_bytes,
-            "static_bytes": self.static.total_bytes,
-            "static": self.static.breakdown(),
-            "optimizer_bytes": self.problem.optimizer_bytes,
-            "status": self.plan.status.value,
+            **super().as_json(),
             "objective_s": self.objective_s,
             "bound_s": self.bound_s,
             "gap": self.gap,
             "step_gap": self.step_gap,
-            "global_bound_s": None,
-            "planner": self.plan.planner,
-            "solve_s": self.plan.solve_s,
-            "capture_s": self.capture_s,
-            "cost_s": self.cost_s,
-            "costs": self.problem.costs.source,
-            "unknown_costs": list(self.problem.costs.unknown),
             "predicted": self._predicted().model_dump(),
             "decisions": self.decision_totals(),
-            "keep_all": {"peak_bytes": self.keep_all.peak_bytes, "step_s": self.keep_all.step_s},
-            "baselines": {name: self._baseline(result).model_dump() for name, result in self.baselines.items()},
-            "notes": list(self.notes),
         }
 
     @cached_property
@@ -139,23 +164,17 @@ class Planned:
             step_gap=self.step_gap,
             predicted=self._predicted(),
             keep_all=KeepAll(peak_bytes=self.keep_all.peak_bytes, step_s=self.keep_all.step_s),
-            baselines={name: self._baseline(result) for name, result in self.baselines.items()},
+            baselines={name: _baseline(result) for name, result in self.baselines.items()},
         )
-
-    def report(self) -> str:
-        """Return the plan as text for a person."""
-        from actsolve.report.plan_text import plan_text  # a report imports what it reports on
-
-        return plan_text(self)
 
     def _predicted(self) -> Predicted:
         return Predicted(
             peak_bytes=self.timeline.peak_bytes, step_s=self.timeline.step_s, recompute_s=self.timeline.recompute_s
         )
 
-    @staticmethod
-    def _baseline(result: BaselineResult) -> Baseline:
-        t = result.timeline
-        if t is None:
-            return Baseline(note=result.note)
-        return Baseline(peak_bytes=t.peak_bytes, step_s=t.step_s, fits=t.fits, note=result.note)
+
+def _baseline(result: BaselineResult) -> Baseline:
+    t = result.timeline
+    if t is None:
+        return Baseline(note=result.note)
+    return Baseline(peak_bytes=t.peak_bytes, step_s=t.step_s, fits=t.fits, note=result.note)

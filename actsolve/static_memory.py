@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import asdict, dataclass
 
@@ -56,21 +57,35 @@ class StaticMemory:
         return kinds
 
 
+@dataclass(frozen=True)
+class Reserve:
+    """Memory left free for the allocator: bytes, or a share of the budget."""
+
+    size_bytes: int = 0
+    share: float = 0.0
+
+    def of(self, budget_bytes: int) -> int:
+        """Return the bytes left free within a budget."""
+        return self.size_bytes + int(self.share * budget_bytes)
+
+    def budget_for(self, needed_bytes: int) -> int:
+        """Return a budget that holds ``needed_bytes`` and the reserve, with at most a byte to spare."""
+        return math.ceil((needed_bytes + self.size_bytes) / (1 - self.share))
+
+
 def static_memory(
     graph: Graph,
     optimizer: OptimizerMemory,
     *,
     accumulated_bytes: int = 0,
-    reserve_bytes: int = 0,
     given_bytes: int | None = None,
 ) -> StaticMemory:
-    """Return the static memory of a step.
+    """Return the static memory of a step, without a reserve.
 
     Args:
         graph: The step: its given values are the parameters, buffers and inputs.
         optimizer: What the optimizer keeps.
         accumulated_bytes: ``.grad`` tensors that exist before the step.
-        reserve_bytes: To be left free for the allocator.
         given_bytes: The user's figure for all of it.
     """
     return StaticMemory(
@@ -79,7 +94,6 @@ def static_memory(
         inputs=graph.given_bytes(Kind.INPUT) + graph.given_bytes(Kind.CONSTANT),
         optimizer_state=optimizer.state_bytes,
         gradients=accumulated_bytes,
-        reserve=reserve_bytes,
         given=given_bytes,
     )
 

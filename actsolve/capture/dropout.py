@@ -1,8 +1,8 @@
 """Dropout as eager PyTorch computes it on a CPU, where torch's trace of it differs in the last bit.
 
 Traced, ``dropout`` becomes ``native_dropout``, which multiplies by ``1 / (1 - p)`` rounded once; eager divides a mask of ones by
-``1 - p`` in the tensor's own precision. For most p both give the same number, and ``native_dropout`` is kept, for its mask takes one
-byte an element. For the rest (0.15 in float32) this writes the eager form back into the graph.
+``1 - p`` in the tensor's own precision. For most p both give the same number, and ``native_dropout`` is kept, for its mask takes
+one byte an element. For the rest (0.15 in float32) this writes the eager form back into the graph.
 """
 
 from __future__ import annotations

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from actsolve.planned import Planned
+from actsolve.planned import Planned
 
 
 def plan_text(planned: Planned) -> str:

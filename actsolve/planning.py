@@ -1,0 +1,341 @@
+"""From a training step to a plan: capture, cost, budget, plan, schedule, check, simulate."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from actsolve.capture.captured import Captured, capture
+from actsolve.check import check
+from actsolve.cost.hardware import profile
+from actsolve.cost.measure import measure_costs
+from actsolve.cost.optimizers import optimizer_memory
+from actsolve.cost.roofline import roofline_costs
+from actsolve.errors import InfeasibleBudget, UsageError
+from actsolve.graph import Kind
+from actsolve.infeasible import baseline_too_large, infeasible_budget, loaded_too_large
+from actsolve.pins import pinned_values
+from actsolve.plan import Plan
+from actsolve.plan_file import PlanFile, load_plan
+from actsolve.planned import Attempt, BaselineResult, Planned
+from actsolve.planners import BASELINES, PLANNERS, PlannerOptions, Progress, plan, smallest_budget
+from actsolve.problem import Costs, Problem
+from actsolve.schedule import build_schedule
+from actsolve.simulate import Timeline, simulate
+from actsolve.static_memory import Reserve, StaticMemory, parse_budget, static_memory
+from actsolve.training_step import TrainingStep
+
+Budget = str | int | float
+
+_CUDA_RESERVE = 0.05  # of the budget, for what the caching allocator cannot use
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to plan. What `optimize` takes, with its defaults.
+
+    Attributes:
+        optimizer: A name (``adamw``, ``sgd``, ``none``, ...) or an instance, for its state and its step's temporaries.
+        hardware: ``auto`` measures each op here; a profile's name models them.
+        planner: A name in `actsolve.planners.PLANNERS`.
+        solver: ``highs``, or a solver that PuLP knows.
+        gap: Proven relative distance from the optimum at which to stop.
+        time_limit_s: When to stop all the same.
+        grads: ``none`` if ``.grad`` is None when a step begins (``set_to_none``), ``accumulate`` if it is there already.
+        static_bytes: Stands for parameters, buffers, inputs, optimizer state and reserve if given.
+        reserve_bytes: Left free for the allocator; None is 0 on a CPU and 5% of the budget for a GPU.
+        keep: Module paths whose values must be kept.
+        recompute: Module paths whose values must not be kept.
+    """
+
+    optimizer: str | torch.optim.Optimizer = "adamw"
+    hardware: str = "auto"
+    planner: str = "milp"
+    solver: str = "highs"
+    gap: float = 0.01
+    time_limit_s: float = 60.0
+    grads: str = "none"
+    static_bytes: int | None = None
+    reserve_bytes: int | None = None
+    keep: tuple[str, ...] = ()
+    recompute: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.grads not in ("none", "accumulate"):
+            raise UsageError(f"grads={self.grads!r} is not known", try_="'none' or 'accumulate'")
+        if self.planner not in PLANNERS:
+            raise UsageError(f"no planner is called {self.planner!r}", try_="one of " + ", ".join(PLANNERS))
+        if not 0 <= self.gap < float("inf"):
+            raise UsageError(f"cannot use gap={self.gap!r}", why="it is a share of the extra time", try_="0.01")
+        if not 0 < self.time_limit_s < float("inf"):
+            raise UsageError(f"cannot use a time limit of {self.time_limit_s!r} s", why="it is not positive", try_="60")
+        for name, size in (("static_bytes", self.static_bytes), ("reserve_bytes", self.reserve_bytes)):
+            if size is not None and size < 0:
+                raise UsageError(f"cannot use {name}={size}", why="it is negative")
+
+    def planner_options(self, progress: Progress | None = None) -> PlannerOptions:
+        return PlannerOptions(gap=self.gap, time_limit_s=self.time_limit_s, solver=self.solver, progress=progress)
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Who is told how planning goes.
+
+    Attributes:
+        stage: Called with what is being done.
+        measuring: Called with how many op signatures have been measured, and of how many.
+        solving: Called during a solve with elapsed seconds, incumbent and bound.
+    """
+
+    stage: Callable[[str], None] = lambda _: None
+    measuring: Callable[[int, int], None] | None = None
+    solving: Progress | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A training step that is captured and costed and has a budget: all but a plan.
+
+    Attributes:
+        target: What the step is called in reports.
+        captured: The trace.
+        problem: What is to be planned.
+        static: The static memory by kind.
+        reserve: What is left free for the allocator.
+        capture_s: Wall seconds of tracing.
+        cost_s: Wall seconds of measuring or modelling op costs.
+        seeds: Plans to start from, as sets of kept values.
+    """
+
+    target: str
+    captured: Captured
+    problem: Problem
+    static: StaticMemory
+    reserve: Reserve
+    capture_s: float
+    cost_s: float
+    seeds: tuple[frozenset[int], ...] = field(default=())
+
+
+def plan_training_step(
+    step: TrainingStep,
+    mem_budget: Budget,
+    settings: Settings | None = None,
+    *,
+    target: str = "",
+    listener: Listener | None = None,
+) -> tuple[Captured, Planned]:
+    """Capture, cost and plan ``step``; nothing runs but, with ``hardware="auto"``, each op by itself.
+
+    Args:
+        step: What to train.
+        mem_budget: As in `optimize`.
+        settings: As in `optimize`.
+        target: What the step is called in reports.
+        listener: Told how it goes.
+
+    Raises:
+        UsageError: an argument cannot be used, or the model cannot be traced.
+        InfeasibleBudget: no plan fits, or none was found.
+    """
+    settings, listener = settings or Settings(), listener or Listener()
+    prepared = prepare(step, mem_budget, settings, target=target, listener=listener)
+    return prepared.captured, planned_by(prepared, settings, listener=listener)
+
+
+def prepare(
+    step: TrainingStep,
+    mem_budget: Budget,
+    settings: Settings,
+    *,
+    target: str = "",
+    listener: Listener | None = None,
+    suits: Callable[[Captured], None] = lambda _: None,
+) -> Prepared:
+    """Return ``step`` captured, costed, and with its budget resolved and its pins in place.
+
+    Args:
+        step: What to train.
+        mem_budget: As in `optimize`.
+        settings: As in `optimize`.
+        target: What the step is called in reports.
+        listener: Told how it goes.
+        suits: Looks at the trace before any op is measured, and raises if it is not the one wanted.
+    """
+    listener = listener or Listener()
+    budget = parse_budget(mem_budget)
+    target = target or type(step.model).__name__
+    if settings.hardware != "auto":
+        profile(settings.hardware)  # a wrong name is told before the tracing
+    listener.stage("tracing")
+    start = time.perf_counter()
+    captured = capture(step, name=target)
+    capture_s = time.perf_counter() - start
+    suits(captured)
+    listener.stage("costing ops")
+    start = time.perf_counter()
+    costs = costs_of(captured, settings.hardware, listener)
+    cost_s = time.perf_counter() - start
+
+    problem, static = problem_of(captured, costs, step, settings)
+    reserve = reserve_of(step, settings)
+    seeds: tuple[frozenset[int], ...] = ()
+    if budget.size_bytes is not None:
+        size_bytes = budget.size_bytes
+    elif budget.share is not None:
+        keep_all_bytes = timeline_of(problem, plan(problem, "keep_all")).peak_bytes
+        size_bytes = reserve.budget_for(budget.resolve(static.total_bytes, keep_all_bytes))
+    else:
+        listener.stage("searching for the smallest budget")
+        found_bytes, found = smallest_budget(problem, settings.planner_options(listener.solving))
+        size_bytes, seeds = reserve.budget_for(found_bytes), (found.kept,)
+    static = replace(static, reserve=reserve.of(size_bytes))
+    problem = replace(problem, budget_bytes=size_bytes, static_bytes=static.total_bytes)
+    return Prepared(target, captured, problem, static, reserve, capture_s, cost_s, seeds)
+
+
+def costs_of(captured: Captured, hardware: str, listener: Listener | None = None) -> Costs:
+    """Return what each op costs: measured here, or modelled by a profile."""
+    if hardware == "auto":
+        return measure_costs(captured.graph, captured.op_nodes, progress=(listener or Listener()).measuring)
+    return roofline_costs(captured.graph, profile(hardware))
+
+
+def problem_of(captured: Captured, costs: Costs, step: TrainingStep, settings: Settings) -> tuple[Problem, StaticMemory]:
+    """Return the problem without a budget yet, and the static memory by kind, without a reserve."""
+    graph = captured.graph
+    parameters = [p for p in step.model.parameters() if p.requires_grad]
+    memory = optimizer_memory(settings.optimizer, parameters)
+    accumulated = sum(p.numel() * p.element_size() for p in parameters) if settings.grads == "accumulate" else 0
+    static = static_memory(graph, memory, accumulated_bytes=accumulated, given_bytes=settings.static_bytes)
+    kept, recomputed = pinned_values(graph, settings.keep, settings.recompute)
+    unlimited = 1 << 62
+    return Problem(graph, costs, unlimited, static.total_bytes, memory.temporary_bytes, kept, recomputed), static
+
+
+def reserve_of(step: TrainingStep, settings: Settings) -> Reserve:
+    """Return what is to be left free for the allocator; a named profile is that of a GPU, wherever the tensors are."""
+    if settings.static_bytes is not None:
+        return Reserve()
+    if settings.reserve_bytes is not None:
+        return Reserve(size_bytes=settings.reserve_bytes)
+    devices = {p.device.type for p in step.model.parameters()}
+    return Reserve(share=_CUDA_RESERVE) if "cuda" in devices or settings.hardware != "auto" else Reserve()
+
+
+def planned_by(
+    prepared: Prepared, settings: Settings, planner: str | None = None, *, listener: Listener | None = None
+) -> Planned:
+    """Return the plan of a planner, by default that of the settings, simulated and checked.
+
+    Raises:
+        InfeasibleBudget: it does not fit, or none was found.
+    """
+    listener, planner = listener or Listener(), planner or settings.planner
+    problem, static, reserve = prepared.problem, prepared.static, prepared.reserve
+    options = replace(settings.planner_options(listener.solving), seeds=prepared.seeds)
+    listener.stage(f"planning by {planner}")
+    found = plan(problem, planner, options)
+    if planner not in BASELINES and not found.found:
+        listener.stage("searching for the smallest budget")
+        unreserved = replace(problem, static_bytes=static.total_bytes - static.reserve)
+        smallest = smallest_budget(unreserved, options)
+        if reserve.budget_for(smallest[0]) > problem.budget_bytes:
+            error = infeasible_budget(problem, found, static, reserve, smallest, options.time_limit_s)
+            raise _with_attempt(error, _attempt(prepared, found))
+        # The solver's rows are conservative, and its time is limited: here a plan is, to start it from.
+        listener.stage(f"planning by {planner} from the smallest plan")
+        found = plan(problem, planner, replace(options, seeds=(smallest[1].kept,)))
+    timeline = timeline_of(problem, found)
+    if not timeline.fits:
+        raise _with_attempt(baseline_too_large(timeline, planner), _attempt(prepared, found))
+    check(problem, timeline.schedule)
+    return _attempt(prepared, found).with_timeline(timeline)
+
+
+def planned_from_file(
+    step: TrainingStep,
+    file: str | os.PathLike[str] | PlanFile,
+    settings: Settings | None = None,
+    *,
+    mem_budget: Budget | None = None,
+    target: str = "",
+    listener: Listener | None = None,
+) -> tuple[Captured, Planned]:
+    """Capture ``step`` and return it with a plan that was saved for it, checked against the budget with the costs of here.
+
+    Args:
+        step: What to train.
+        file: The plan, or its path.
+        settings: As in `optimize`; the planner is not used.
+        mem_budget: What the plan must fit; its own budget if left out.
+        target: What the step is called in reports.
+        listener: Told how it goes.
+
+    Raises:
+        FileFormatError: the plan cannot be read, or is of another training step.
+        InfeasibleBudget: with the workspace and static memory of here it does not fit.
+    """
+    if not isinstance(file, PlanFile):
+        file = load_plan(file)
+    settings = settings or Settings()
+    prepared = prepare(
+        step,
+        file.budget_bytes if mem_budget is None else mem_budget,
+        settings,
+        target=target or file.target,
+        listener=listener,
+        suits=lambda captured: file.check_matches(captured.graph),
+    )
+    schedule, kept = file.decode(prepared.captured.graph)
+    note = "The plan was loaded; what was proved of it when it was made may not hold for the costs of here."
+    attempt = replace(_attempt(prepared, Plan(file.planner, kept, solve_s=file.solve_s)), notes=(note,))
+    timeline = simulate(prepared.problem, schedule)
+    if not timeline.fits:
+        raise _with_attempt(loaded_too_large(timeline, prepared.static), attempt)
+    check(prepared.problem, schedule)
+    return prepared.captured, attempt.with_timeline(timeline)
+
+
+def _attempt(prepared: Prepared, found: Plan) -> Attempt:
+    problem = prepared.problem
+    return Attempt(
+        target=prepared.target,
+        problem=problem,
+        plan=found,
+        keep_all=timeline_of(problem, plan(problem, "keep_all")),
+        baselines=baselines_of(problem),
+        static=prepared.static,
+        capture_s=prepared.capture_s,
+        cost_s=prepared.cost_s,
+        loss_inside=loss_inside(prepared.captured),
+    )
+
+
+def _with_attempt(error: InfeasibleBudget, attempt: Attempt) -> InfeasibleBudget:
+    error.attempt = attempt
+    return error
+
+
+def timeline_of(problem: Problem, found: Plan) -> Timeline:
+    """Return the simulated schedule of a plan."""
+    return simulate(problem, build_schedule(problem.graph, found.kept))
+
+
+def baselines_of(problem: Problem) -> dict[str, BaselineResult]:
+    """Return every baseline in the simulator, fitting or not."""
+    results = {}
+    for name in BASELINES:
+        found = plan(problem, name)
+        results[name] = BaselineResult(timeline_of(problem, found) if found.found else None, found.note)
+    return results
+
+
+def loss_inside(captured: Captured) -> bool:
+    """Whether the step ends in a scalar whose gradient is all that the backward starts from."""
+    tangents = [v for v in captured.graph.values if v.kind is Kind.TANGENT]
+    return all(v.shape == () for v in tangents)
