@@ -10,7 +10,7 @@ from actsolve.graph import Graph
 from actsolve.plan import Decision, Plan
 from actsolve.plan_file import Baseline, KeepAll, PlanFile, Predicted, plan_file
 from actsolve.problem import Problem
-from actsolve.schedule import Schedule
+from actsolve.schedule import Schedule, StepKind
 from actsolve.simulate import Timeline
 from actsolve.static_memory import StaticMemory
 
@@ -125,14 +125,20 @@ class Planned(Attempt):
         return None if self.bound_s is None else (self.objective_s - self.bound_s) / max(self.timeline.step_s, _ZERO_S)
 
     @property
-    def fits_as_it_is(self) -> bool:
-        """Whether keeping everything is within the budget, so that there is nothing to do."""
-        return self.keep_all.fits and not self.problem.pinned_recompute
+    def schedule_replays(self) -> int:
+        """How many ops are replayed; 0 where the step fits as it is."""
+        return sum(step.kind is StepKind.REPLAY for step in self.schedule.steps)
 
     def decision_totals(self) -> dict[str, dict[str, int]]:
-        """Return, per decision, how many values it was taken for and their bytes."""
+        """Return, per decision, how many values it was taken for and their bytes.
+
+        A value that is dropped and that nothing reads again is not counted: it is not recomputed either.
+        """
         totals = {d.value: {"count": 0, "bytes": 0} for d in Decision}
+        replayed = {step.op for step in self.schedule.steps if step.kind is StepKind.REPLAY}
         for value in self.graph.decidable:
+            if value not in self.plan.kept and self.graph.values[value].producer not in replayed:
+                continue
             total = totals[(Decision.KEEP if value in self.plan.kept else Decision.RECOMPUTE).value]
             total["count"] += 1
             total["bytes"] += self.graph.values[value].size_bytes

@@ -108,6 +108,7 @@ class Prepared:
         reserve: What is left free for the allocator.
         capture_s: Wall seconds of tracing.
         cost_s: Wall seconds of measuring or modelling op costs.
+        loss_inside: Whether the loss is part of the step.
         seeds: Plans to start from, as sets of kept values.
     """
 
@@ -118,6 +119,7 @@ class Prepared:
     reserve: Reserve
     capture_s: float
     cost_s: float
+    loss_inside: bool
     seeds: tuple[frozenset[int], ...] = field(default=())
 
 
@@ -195,7 +197,8 @@ def prepare(
         size_bytes, seeds = reserve.budget_for(found_bytes), (found.kept,)
     static = replace(static, reserve=reserve.of(size_bytes))
     problem = replace(problem, budget_bytes=size_bytes, static_bytes=static.total_bytes)
-    return Prepared(target, captured, problem, static, reserve, capture_s, cost_s, seeds)
+    inside = loss_inside(step, captured)
+    return Prepared(target, captured, problem, static, reserve, capture_s, cost_s, inside, seeds)
 
 
 def costs_of(captured: Captured, hardware: str, listener: Listener | None = None) -> Costs:
@@ -312,7 +315,7 @@ def _attempt(prepared: Prepared, found: Plan) -> Attempt:
         static=prepared.static,
         capture_s=prepared.capture_s,
         cost_s=prepared.cost_s,
-        loss_inside=loss_inside(prepared.captured),
+        loss_inside=prepared.loss_inside,
     )
 
 
@@ -335,7 +338,7 @@ def baselines_of(problem: Problem) -> dict[str, BaselineResult]:
     return results
 
 
-def loss_inside(captured: Captured) -> bool:
-    """Whether the step ends in a scalar whose gradient is all that the backward starts from."""
+def loss_inside(step: TrainingStep, captured: Captured) -> bool:
+    """Whether the loss is part of the step: by `loss_fn`, or since scalars are all that the backward can start from."""
     tangents = [v for v in captured.graph.values if v.kind is Kind.TANGENT]
-    return all(v.shape == () for v in tangents)
+    return step.loss_fn is not None or all(v.shape == () for v in tangents)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from actsolve.graph import Graph, Kind, Op
 from actsolve.json_file import shown
+from actsolve.report.table import aligned
 from actsolve.units import format_bytes
 
 _HEADER = ("#", "op", "target", "outputs", "FLOPs", "flags", "source")
@@ -18,17 +19,14 @@ def graph_text(graph: Graph) -> str:
     An output is shown with the bytes of its storage, and with ``*`` where the caller holds it to the end
     of the step. Unknown FLOPs are ``?``. Names are escaped where they are not printable.
     """
-    rows = [_row(graph, index, op) for index, op in enumerate(graph.ops)]
-    widths = [max(map(len, column)) for column in zip(_HEADER, *rows, strict=True)]
-    lines = [*_summary(graph), "", _line(_HEADER, widths)]
-    for index, row in enumerate(rows):
-        if index == graph.n_forward:
-            lines.append("-- backward")
-        lines.append(_line(row, widths))
-    return "\n".join(lines) + "\n"
+    table = aligned([_HEADER, *(_row(graph, index, op) for index, op in enumerate(graph.ops))], _NUMBERS, indent="")
+    if graph.n_forward < len(graph.ops):
+        table.insert(1 + graph.n_forward, "-- backward")
+    return "\n".join([*graph_summary(graph), "", *table]) + "\n"
 
 
-def _summary(graph: Graph) -> list[str]:
+def graph_summary(graph: Graph) -> list[str]:
+    """Return a line on the ops, and one for each kind of value: how many, and their bytes."""
     n_backward = len(graph.ops) - graph.n_forward
     lines = [f"graph {shown(graph.name) or '(no name)'}: {graph.n_forward} forward ops, {n_backward} backward ops"]
     for kind in Kind:
@@ -87,7 +85,3 @@ def format_flops(flops: int | None) -> str:
             return f"{count:.3g} {prefix}"
     return f"{count:.0f} E"
 
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = (c.rjust(w) if i in _NUMBERS else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
-    return "  ".join(padded).rstrip()

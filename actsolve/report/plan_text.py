@@ -1,10 +1,179 @@
-"""A plan as text for a person."""
+"""A plan as text for a person: what fits, what it costs, where it is paid, and what is not known."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from actsolve.graph import Op
+from actsolve.json_file import shown
+from actsolve.plan import Decision
 from actsolve.planned import Planned
+from actsolve.report.table import aligned
+from actsolve.schedule import StepKind
+from actsolve.units import format_bytes, format_seconds
+
+_MOST_ROWS = 8
+_MOST_UNKNOWN = 5
 
 
-def plan_text(planned: Planned) -> str:
-    """Return the summary of a plan."""
-    return str(planned.as_json())
+def plan_text(planned: Planned, measured: Mapping[str, Any] | None = None) -> str:
+    """Return the report of a plan: plain text, sections under headings, no line for what there is nothing to say on.
+
+    Args:
+        planned: The plan and all that is predicted of it.
+        measured: What a run here gave, with the fields of ``measured`` in ``optimize --json``.
+    """
+    sections = [
+        [_headline(planned)],
+        ["memory", *_memory(planned)],
+        ["step time", *_time(planned)],
+        ["plan", *_proof(planned)],
+        ["decisions", *_decisions(planned)],
+        _places(planned, "recomputed most, by module", lambda op: _without_numbers(op.module) or "(the step itself)"),
+        _places(planned, "recomputed most, by source line", lambda op: op.source or "(unknown)"),
+        ["side by side, simulated", *side_by_side({"this plan": planned, **planned.baselines}, planned)],
+        ["measured here", *_measured(planned, measured)] if measured is not None else [],
+        ["notes", *(f"  {note}" for note in _notes(planned))] if _notes(planned) else [],
+    ]
+    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+
+
+def _headline(planned: Planned) -> str:
+    target, budget = shown(planned.target), format_bytes(planned.problem.budget_bytes)
+    if not planned.schedule_replays:
+        return f"{target} fits {budget} as it is: nothing is recomputed"
+    recomputed = planned.decision_totals()[Decision.RECOMPUTE.value]
+    values = "1 value is" if recomputed["count"] == 1 else f"{recomputed['count']} values are"
+    return f"{target} within {budget}: {values} recomputed, {format_bytes(recomputed['bytes'])} in all"
+
+
+def _memory(planned: Planned) -> list[str]:
+    budget, peak, everything = planned.problem.budget_bytes, planned.timeline.peak_bytes, planned.keep_all.peak_bytes
+    kinds = ", ".join(f"{kind.replace('_', ' ')} {format_bytes(n)}" for kind, n in planned.static.breakdown().items() if n)
+    rows = [
+        ("budget", format_bytes(budget), f"{budget} bytes"),
+        ("predicted peak", format_bytes(peak), f"{peak / budget:.1%} of the budget"),
+        ("keeping everything", format_bytes(everything), f"{everything / budget:.1%} of the budget"),
+        ("static", format_bytes(planned.static.total_bytes), kinds or "nothing"),
+    ]
+    return aligned(rows, numbers={1})
+
+
+def _time(planned: Planned) -> list[str]:
+    step_s, base_s = planned.timeline.step_s, planned.keep_all.step_s
+    rows = [
+        ("predicted", format_seconds(step_s), f"{_share(planned.objective_s, base_s)} over keeping everything"),
+        ("keeping everything", format_seconds(base_s), ""),
+        ("of it recomputing", format_seconds(planned.timeline.recompute_s), ""),
+    ]
+    return aligned(rows, numbers={1})
+
+
+def _proof(planned: Planned) -> list[str]:
+    plan = planned.plan
+    rows = [("status", f"{plan.status.value}, by {shown(plan.planner)} in {format_seconds(plan.solve_s)}")]
+    if planned.gap is None or planned.bound_s is None:
+        rows.append(("gap", "not known: there is no bound"))
+    else:
+        rows.append(("gap", f"{planned.gap:.2%} of the extra time, {planned.step_gap or 0:.3%} of the step"))
+        rows.append(("plan-class bound", f"{format_seconds(planned.bound_s)} extra, of {format_seconds(planned.objective_s)}"))
+    if plan.note:
+        rows.append(("note", shown(plan.note)))
+    rows.append(("costs", shown(planned.problem.costs.source) or "of unknown source"))
+    return aligned(rows)
+
+
+def _decisions(planned: Planned) -> list[str]:
+    totals = planned.decision_totals()
+    rows = [
+        (name, f"{total['count']} values", format_bytes(total["bytes"]))
+        for name, total in totals.items()
+        if name != Decision.OFFLOAD.value or total["count"]
+    ]
+    return aligned(rows, numbers={1, 2})
+
+
+def _places(planned: Planned, heading: str, place: Callable[[Op], str]) -> list[str]:
+    """Where the replays are: runs, seconds, and the bytes of the values that they bring back."""
+    runs, seconds, sizes = Counter[str](), Counter[str](), Counter[str]()
+    graph, costs = planned.graph, planned.problem.costs
+    decidable = frozenset(graph.decidable) - planned.plan.kept
+    for step in planned.schedule.steps:
+        if step.kind is StepKind.REPLAY and step.op is not None:
+            op = graph.ops[step.op]
+            key = place(op)
+            runs[key] += 1
+            seconds[key] += costs.replay_seconds[step.op]  # type: ignore[assignment]  # a Counter of floats
+            sizes[key] += sum(graph.values[v].size_bytes for v in op.outputs if v in decidable)
+    if not runs:
+        return []
+    ranked = sorted(runs, key=lambda key: (-seconds[key], key))
+    rows = [
+        (shown(key), f"{runs[key]} ops", format_seconds(seconds[key]), format_bytes(sizes[key])) for key in ranked[:_MOST_ROWS]
+    ]
+    if rest := ranked[_MOST_ROWS:]:
+        left = (sum(counter[key] for key in rest) for counter in (runs, seconds, sizes))
+        n, s, b = left
+        rows.append((f"{len(rest)} more", f"{n} ops", format_seconds(s), format_bytes(b)))
+    return [heading, *aligned(rows, numbers={1, 2, 3})]
+
+
+def _without_numbers(module: str) -> str:
+    """``blocks.3.norm`` -> ``blocks.*.norm``: layers that are alike are one row."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", module)
+
+
+def side_by_side(results: Mapping[str, Any], planned: Planned) -> list[str]:
+    """Return a table of plans and baselines (anything with a ``timeline``), against keeping everything."""
+    rows = [("", "peak", "step", "over keep-all", "fits", "")]
+    ours = planned.timeline
+    for name, result in results.items():
+        timeline = result.timeline
+        if timeline is None:
+            rows.append((name, "-", "-", "-", "-", shown(result.note)))
+            continue
+        extra = _share(timeline.step_s - planned.keep_all.step_s, planned.keep_all.step_s)
+        saved = timeline.step_s - ours.step_s
+        remark = f"this plan saves {_share(saved, timeline.step_s)}" if timeline is not ours and saved > 0 else ""
+        remark = "; ".join(part for part in (remark, shown(getattr(result, "note", ""))) if part)
+        fits = "yes" if timeline.fits else "no"
+        rows.append((name, format_bytes(timeline.peak_bytes), format_seconds(timeline.step_s), extra, fits, remark))
+    return aligned(rows, numbers={1, 2, 3})
+
+
+def _measured(planned: Planned, measured: Mapping[str, Any]) -> list[str]:
+    peak, eager_peak = measured["peak_bytes"], measured["eager_peak_bytes"]
+    step_s, eager_s, same = measured["step_s"], measured["eager_step_s"], measured["gradients"]
+    off = (peak - planned.timeline.peak_bytes + planned.static.reserve) / peak
+    within = "within the budget" if peak <= planned.problem.budget_bytes else "OVER THE BUDGET"
+    equal = "bitwise equal" if same == "bitwise" else f"largest relative difference {same:.3g}"
+    rows = [
+        ("peak", format_bytes(peak), f"{within}, {off:+.2%} from predicted; eager {format_bytes(eager_peak)}"),
+        ("step", format_seconds(step_s), f"{_signed(step_s - eager_s, eager_s)} against eager, {format_seconds(eager_s)}"),
+        ("against eager", "", f"loss, outputs, gradients, buffers and random state over 3 steps: {equal}"),
+    ]
+    return aligned(rows, numbers={1})
+
+
+def _notes(planned: Planned) -> list[str]:
+    costs, notes = planned.problem.costs, list(map(shown, planned.notes))
+    if not planned.loss_inside:
+        notes.append("The loss is computed outside the module: memory that it takes is not budgeted. Give loss_fn to include it.")
+    if not any(costs.workspace_bytes):
+        notes.append("The costs hold no workspace inside ops: a real peak may be higher than predicted by what kernels allocate.")
+    if costs.unknown:
+        listed = ", ".join(map(shown, costs.unknown[:_MOST_UNKNOWN]))
+        more = f" and {len(costs.unknown) - _MOST_UNKNOWN} more" if len(costs.unknown) > _MOST_UNKNOWN else ""
+        notes.append(f"Ops of unknown cost, taken as that of their bytes: {listed}{more}.")
+    return notes
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole > 0 else "-"
+
+
+def _signed(part: float, whole: float) -> str:
+    return f"{part / whole:+.1%}" if whole > 0 else "-"
