@@ -7,9 +7,10 @@ parameter counts; on CUDA the foreach one, which works on all of them at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 
@@ -20,22 +21,21 @@ from actsolve.static_memory import OptimizerMemory
 
 @dataclass(frozen=True)
 class _Kind:
-    """Copies of a parameter kept as state, copies alive at once in the step (loop and foreach), and whether it counts steps."""
-
-    state: int
-    loop: int
-    foreach: int
+    state: int  # copies of a parameter that stay
+    loop: int  # copies alive at once in the step, of one parameter
+    foreach: int  # the same, of all parameters
     counts_steps: bool
+    make: Callable[..., torch.optim.Optimizer] | None
 
 
 _KINDS = {
-    "none": _Kind(0, 0, 0, False),
-    "sgd": _Kind(0, 0, 0, False),
-    "sgd-momentum": _Kind(1, 0, 0, False),
-    "adam": _Kind(2, 2, 1, True),
-    "adamw": _Kind(2, 2, 1, True),
-    "adagrad": _Kind(1, 2, 1, True),
-    "rmsprop": _Kind(1, 1, 1, True),
+    "none": _Kind(0, 0, 0, False, None),
+    "sgd": _Kind(0, 0, 0, False, torch.optim.SGD),
+    "sgd-momentum": _Kind(1, 0, 0, False, partial(torch.optim.SGD, momentum=0.9)),
+    "adam": _Kind(2, 2, 1, True, torch.optim.Adam),
+    "adamw": _Kind(2, 2, 1, True, torch.optim.AdamW),
+    "adagrad": _Kind(1, 2, 1, True, torch.optim.Adagrad),
+    "rmsprop": _Kind(1, 1, 1, True, torch.optim.RMSprop),
 }
 _STEP_BYTES = 4
 
@@ -55,12 +55,28 @@ def optimizer_memory(optimizer: str | torch.optim.Optimizer, parameters: Sequenc
         return _of_instance(optimizer)
     kind = _KINDS.get(optimizer.lower())
     if kind is None:
-        raise UsageError(f"no optimizer is called {optimizer!r}", try_="one of " + ", ".join(_KINDS) + ", or --static-bytes")
+        _unknown(optimizer)
     sizes = [p.numel() * p.element_size() for p in parameters]
     on_cpu = all(p.device.type in ("cpu", "meta") for p in parameters)
     temporary = kind.loop * max(sizes, default=0) if on_cpu else kind.foreach * sum(sizes)
     state = kind.state * sum(sizes) + (_STEP_BYTES * len(sizes) if kind.counts_steps else 0)
     return OptimizerMemory(state, temporary, optimizer.lower())
+
+
+def new_optimizer(name: str, parameters: list[torch.nn.Parameter], lr: float = 1e-3) -> torch.optim.Optimizer | None:
+    """Return a new optimizer of the kind that `optimizer_memory` knows by this name; None for ``none``.
+
+    Raises:
+        UsageError: an unknown name.
+    """
+    if name.lower() not in _KINDS:
+        _unknown(name)
+    make = _KINDS[name.lower()].make
+    return None if make is None else make(parameters, lr=lr)
+
+
+def _unknown(name: str) -> NoReturn:
+    raise UsageError(f"no optimizer is called {name!r}", try_="one of " + ", ".join(_KINDS) + ", or --static-bytes")
 
 
 def _of_instance(optimizer: torch.optim.Optimizer) -> OptimizerMemory:
