@@ -31,6 +31,7 @@ from actsolve.training_step import TrainingStep
 
 Budget = str | int | float
 
+_UNLIMITED = 1 << 62
 _CUDA_RESERVE = 0.05  # of the budget, for what the caching allocator cannot use
 
 
@@ -169,10 +170,10 @@ def prepare(
         suits: Looks at the trace before any op is measured, and raises if it is not the one wanted.
     """
     listener = listener or Listener()
-    budget = parse_budget(mem_budget)
     target = target or type(step.model).__name__
+    parse_budget(mem_budget)  # one that cannot be read is told before the tracing,
     if settings.hardware != "auto":
-        profile(settings.hardware)  # a wrong name is told before the tracing
+        profile(settings.hardware)  # and so is a wrong name
     listener.stage("tracing")
     start = time.perf_counter()
     captured = capture(step, name=target)
@@ -184,7 +185,17 @@ def prepare(
     cost_s = time.perf_counter() - start
 
     problem, static = problem_of(captured, costs, step, settings)
-    reserve = reserve_of(step, settings)
+    reserve, inside = reserve_of(step, settings), loss_inside(step, captured)
+    prepared = Prepared(target, captured, problem, static, reserve, capture_s, cost_s, inside)
+    return with_budget(prepared, mem_budget, settings, listener=listener)
+
+
+def with_budget(prepared: Prepared, mem_budget: Budget, settings: Settings, *, listener: Listener | None = None) -> Prepared:
+    """Return ``prepared`` with another budget: one trace serves many."""
+    budget = parse_budget(mem_budget)
+    listener, reserve = listener or Listener(), prepared.reserve
+    static = replace(prepared.static, reserve=0)
+    problem = replace(prepared.problem, budget_bytes=_UNLIMITED, static_bytes=static.total_bytes)
     seeds: tuple[frozenset[int], ...] = ()
     if budget.size_bytes is not None:
         size_bytes = budget.size_bytes
@@ -197,8 +208,7 @@ def prepare(
         size_bytes, seeds = reserve.budget_for(found_bytes), (found.kept,)
     static = replace(static, reserve=reserve.of(size_bytes))
     problem = replace(problem, budget_bytes=size_bytes, static_bytes=static.total_bytes)
-    inside = loss_inside(step, captured)
-    return Prepared(target, captured, problem, static, reserve, capture_s, cost_s, inside, seeds)
+    return replace(prepared, problem=problem, static=static, seeds=seeds)
 
 
 def costs_of(captured: Captured, hardware: str, listener: Listener | None = None) -> Costs:
@@ -216,8 +226,7 @@ def problem_of(captured: Captured, costs: Costs, step: TrainingStep, settings: S
     accumulated = sum(p.numel() * p.element_size() for p in parameters) if settings.grads == "accumulate" else 0
     static = static_memory(graph, memory, accumulated_bytes=accumulated, given_bytes=settings.static_bytes)
     kept, recomputed = pinned_values(graph, settings.keep, settings.recompute)
-    unlimited = 1 << 62
-    return Problem(graph, costs, unlimited, static.total_bytes, memory.temporary_bytes, kept, recomputed), static
+    return Problem(graph, costs, _UNLIMITED, static.total_bytes, memory.temporary_bytes, kept, recomputed), static
 
 
 def reserve_of(step: TrainingStep, settings: Settings) -> Reserve:
