@@ -27,8 +27,9 @@ from actsolve.problem import Problem
 
 STEP_GAP = 0.0005  # a plan within this share of the step time is optimal, whatever its gap
 _EPSILON_S = 1e-9
-_NARROWEST = 20  # backward ops: about one transformer layer
-_DEMANDS = 6000
+_NARROWEST = 12  # backward ops: about half a transformer layer
+_WIDENING = 4
+_DEMANDS = 4000  # step columns of a model that is solved only in the hope of a better plan
 
 
 def milp(problem: Problem, options: PlannerOptions | None = None) -> Plan:
@@ -40,28 +41,21 @@ def milp(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     """
     options = options or PlannerOptions()
     check_pins(problem)
-    deadline = time.perf_counter() + options.time_limit_s
+    begin = time.perf_counter()
     everything = candidate(problem, keep_all(problem).kept)
     if everything.fits and everything.extra_s < _EPSILON_S:
         return Plan("milp", everything.kept, Status.OPTIMAL, bound_s=0.0)
     best = _best_seed(problem, options, everything)
-    bound: float | None = None
-    proven_infeasible = False
+    search = _Search(problem, options, best, begin)
     for found in _window_series(problem, options):
-        outcome = _solve_windows(problem, options, found, best, deadline)
-        if outcome.solution.outcome is Outcome.INFEASIBLE:
-            proven_infeasible = found.whole
-            if found.whole or time.perf_counter() > deadline:
-                break
-            continue
-        bound = outcome.bound_s
-        if outcome.best is not None and (best is None or outcome.best.extra_s < best.extra_s):
-            best = outcome.best
-        break
+        if search.over(found):
+            break
+        search.run(found)
+    best, bound = search.best, search.bound_s
     if best is None:
-        return Plan("milp", status=Status.INFEASIBLE if proven_infeasible else Status.UNKNOWN, bound_s=bound)
+        return Plan("milp", status=Status.INFEASIBLE if search.proven_infeasible else Status.UNKNOWN, bound_s=bound)
     good_enough_s = 0.0 if bound is None else bound * (1 + options.gap / 5)
-    best = improved(problem, best, good_enough_s, deadline=max(deadline, time.perf_counter() + 0.5))
+    best = improved(problem, best, good_enough_s, deadline=max(search.deadline, time.perf_counter() + 0.5))
     bound = None if bound is None else min(bound, best.extra_s)
     return Plan("milp", best.kept, _status(problem, options, best.extra_s, bound), bound_s=bound)
 
@@ -95,23 +89,67 @@ def _best_seed(problem: Problem, options: PlannerOptions, everything: Candidate)
 
 
 def _window_series(problem: Problem, options: PlannerOptions) -> Iterator[Windows]:
-    """Windows to try one after the other while the model is infeasible, each wider than the one before; whole at last.
-
-    The first are as wide as a model of about `_DEMANDS` step columns allows: on identical layers windows of one layer
-    gave the same plans as windows of four, in a tenth of the time, unless the budget was tight.
-    """
+    """Windows to try one after the other, each wider than the one before; whole at last."""
     n_backward = len(problem.graph.ops) - problem.graph.n_forward
     width = options.window or _NARROWEST
-    if options.window is None:
-        while width < n_backward and windows(problem, 2 * width).n_demands <= _DEMANDS:
-            width *= 2
     while width < n_backward:
         found = windows(problem, width)
         yield found
         if found.whole:
             return
-        width *= 2
+        width *= _WIDENING
     yield windows(problem)
+
+
+class _Search:
+    """The passes over wider and wider windows.
+
+    Narrow ones are solved first: on identical layers windows of half a layer gave the same plans as windows of eight in a
+    tenth of the time, unless the budget was tight. What they give seeds one wider pass, as long as that is of a
+    moderate size and takes no longer than all before; and a further one as long as the passes find better plans.
+    """
+
+    def __init__(self, problem: Problem, options: PlannerOptions, seed: Candidate | None, begin: float) -> None:
+        self.problem, self.options = problem, options
+        self.best = seed
+        self.bound_s: float | None = None
+        self.proven_infeasible = False
+        self.begin = begin
+        self.deadline = begin + options.time_limit_s
+        self._solved = 0  # passes that were not infeasible
+        self._gained = False  # whether the last pass found a better plan
+        self._interrupted = False
+
+    def over(self, found: Windows) -> bool:
+        """Whether to stop before a pass over these windows."""
+        if self._interrupted or time.perf_counter() > self.deadline:
+            return True
+        if self._solved == 0 or self.best is None:
+            return False
+        gap_s = self.best.extra_s - (self.bound_s or 0.0)
+        at_once = self.options.window is not None and gap_s <= self.options.gap * self.best.extra_s
+        return at_once or (self._solved > 1 and not self._gained) or found.n_demands > _DEMANDS
+
+    def run(self, found: Windows) -> None:
+        """One pass."""
+        now = time.perf_counter()
+        deadline = self.deadline
+        if self._solved and self.best is not None:
+            deadline = min(deadline, now + max(1.0, now - self.begin))
+        outcome = _solve_windows(self.problem, self.options, found, self.best, deadline)
+        self._interrupted = outcome.solution.interrupted
+        if outcome.solution.outcome is Outcome.INFEASIBLE:
+            self.proven_infeasible = found.whole
+            return
+        first = self._solved == 0
+        self._solved += 1
+        before = self.best
+        self._gained = outcome.best is not None and (before is None or outcome.best.extra_s < before.extra_s - _EPSILON_S)
+        if self._gained:
+            self.best = outcome.best
+        # The bound is that of the widest class that was solved to its gap, or else of one that the plan is of.
+        if first or self._gained or outcome.solution.outcome is Outcome.OPTIMAL:
+            self.bound_s = outcome.bound_s
 
 
 @dataclass(frozen=True)
