@@ -7,7 +7,7 @@ since the ops say it, and FLOPs that are not written are unknown, not 0. Values 
 from __future__ import annotations
 
 import os
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field, ValidationError
 
@@ -77,15 +77,24 @@ def save_graph(path: str | os.PathLike[str], graph: Graph, costs: Costs | None =
             name, a NaN.
         UsageError: the path cannot be written.
     """
+    write_json(path, graph_content(graph, costs, where=path), what=_WHAT)
+
+
+def graph_content(graph: Graph, costs: Costs | None = None, *, where: str | os.PathLike[str] = "") -> dict[str, Any]:
+    """Return what a graph file holds, as plain JSON data.
+
+    Raises:
+        FileFormatError: as `save_graph`; its message names ``where``.
+    """
     fields = ("name", "outputs", "gradients", "updates", "values", "ops")
     try:
         file = GraphFile.model_validate({"format": FORMAT, "costs": costs, **{f: getattr(graph, f) for f in fields}})
     except ValidationError as error:
-        raise FileFormatError(f"cannot write the {_WHAT}", where=shown(path), why=first_problem(error)) from None
+        raise FileFormatError(f"cannot write the {_WHAT}", where=shown(where), why=first_problem(error)) from None
     content = {"format": FORMAT, **file.model_dump(mode="json", exclude_defaults=True)}
     if costs is not None:
         content["costs"] = file.costs.model_dump(mode="json")  # type: ignore[union-attr]
-    write_json(path, content, what=_WHAT)
+    return content
 
 
 def load_graph(path: str | os.PathLike[str]) -> tuple[Graph, Costs | None]:

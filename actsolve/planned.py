@@ -56,6 +56,11 @@ class Attempt:
     def graph(self) -> Graph:
         return self.problem.graph
 
+    @property
+    def fits(self) -> bool:
+        """Whether there is a plan, and it is within the budget."""
+        return False
+
     def with_timeline(self, timeline: Timeline) -> Planned:
         """Return it with the plan's schedule, simulated."""
         return Planned(timeline=timeline, **{f.name: getattr(self, f.name) for f in fields(self)})
@@ -97,6 +102,10 @@ class Planned(Attempt):
     """
 
     timeline: Timeline
+
+    @property
+    def fits(self) -> bool:
+        return self.timeline.fits
 
     @property
     def schedule(self) -> Schedule:
@@ -174,9 +183,7 @@ class Planned(Attempt):
         )
 
     def _predicted(self) -> Predicted:
-        return Predicted(
-            peak_bytes=self.timeline.peak_bytes, step_s=self.timeline.step_s, recompute_s=self.timeline.recompute_s
-        )
+        return Predicted(peak_bytes=self.timeline.peak_bytes, step_s=self.timeline.step_s, recompute_s=self.timeline.recompute_s)
 
 
 def _baseline(result: BaselineResult) -> Baseline:

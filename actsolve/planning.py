@@ -269,6 +269,23 @@ def planned_by(
     return _attempt(prepared, found).with_timeline(timeline)
 
 
+def attempts(prepared: Prepared, settings: Settings, *, listener: Listener | None = None) -> dict[str, Attempt]:
+    """Return what every planner makes of a step, by its name: a `Planned` where there is a plan, fitting or not."""
+    found: dict[str, Attempt] = {}
+    for name in PLANNERS:
+        if name in BASELINES:
+            baseline = plan(prepared.problem, name)
+            found[name] = _attempt(prepared, baseline)
+            if baseline.found:
+                found[name] = found[name].with_timeline(timeline_of(prepared.problem, baseline))
+            continue
+        try:
+            found[name] = planned_by(prepared, settings, name, listener=listener)
+        except InfeasibleBudget as error:
+            found[name] = error.attempt
+    return found
+
+
 def planned_from_file(
     step: TrainingStep,
     file: str | os.PathLike[str] | PlanFile,

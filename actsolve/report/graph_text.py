@@ -84,4 +84,3 @@ def format_flops(flops: int | None) -> str:
         if count < 999.5:
             return f"{count:.3g} {prefix}"
     return f"{count:.0f} E"
-

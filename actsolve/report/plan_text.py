@@ -162,7 +162,7 @@ def _notes(planned: Planned) -> list[str]:
     costs, notes = planned.problem.costs, list(map(shown, planned.notes))
     if not planned.loss_inside:
         notes.append("The loss is computed outside the module: memory that it takes is not budgeted. Give loss_fn to include it.")
-    if not any(costs.workspace_bytes):
+    if not any(costs.workspace_bytes) and not costs.source.startswith("measured"):
         notes.append("The costs hold no workspace inside ops: a real peak may be higher than predicted by what kernels allocate.")
     if costs.unknown:
         listed = ", ".join(map(shown, costs.unknown[:_MOST_UNKNOWN]))

@@ -105,9 +105,7 @@ def _peak(trainer: Trainer) -> int:
     """The peak of the second step, for which the optimizer's state exists."""
     trainer.drop_gradients()
     trainer.step()
-    return measured_peak(
-        trainer.step, trainer.static_bytes(), before=trainer.drop_gradients, device=trainer.device, warmup=0
-    )
+    return measured_peak(trainer.step, trainer.static_bytes(), before=trainer.drop_gradients, device=trainer.device, warmup=0)
 
 
 def _times(trainers: Mapping[str, Trainer], timing_s: float) -> dict[str, list[float]]:

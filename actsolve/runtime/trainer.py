@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -11,6 +14,7 @@ from torch.utils import _pytree as pytree
 from actsolve.capture.joint import call_step
 from actsolve.capture.torch_internals import storage_key
 from actsolve.errors import UsageError
+from actsolve.runtime.memory_events import measure_peak
 from actsolve.training_step import TrainingStep
 
 MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer | None]
@@ -80,6 +84,39 @@ class Trainer:
             tensors += [p.grad for p in self.module.parameters()]
         found = [t for t in tensors if isinstance(t, torch.Tensor)]
         return sum({storage_key(t): t.untyped_storage().nbytes() for t in found}.values())
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training some steps gave.
+
+    Attributes:
+        losses: Per step.
+        peak_bytes: Static bytes, and the most that the allocator held above them over the second step, or the only one.
+        step_s: Median seconds of the other steps; None if there are none.
+    """
+
+    losses: list[float]
+    peak_bytes: int
+    step_s: float | None
+
+
+def train(trainer: Trainer, steps: int, tell: Callable[[int, float], None] = lambda *_: None) -> Trained:
+    """Train ``steps`` steps; call ``tell`` with the number of each, from 1, and its loss."""
+    losses, times, peak_bytes = [], [], 0
+    for index in range(1, steps + 1):
+        trainer.drop_gradients()
+        if index == min(2, steps):
+            static_bytes = trainer.static_bytes()
+            measured = measure_peak(trainer.step, trainer.device)
+            peak_bytes = static_bytes + measured.peak_bytes
+            losses.append(measured.result)
+        else:
+            start = time.perf_counter()
+            losses.append(trainer.step())
+            times.append(time.perf_counter() - start)
+        tell(index, losses[-1])
+    return Trained(losses, peak_bytes, median(times) if times else None)
 
 
 def scalar_loss(output: Any) -> torch.Tensor:

@@ -1,0 +1,157 @@
+"""The flags that several commands share, and what they stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actsolve.errors import UsageError
+from actsolve.units import parse_bytes
+
+if TYPE_CHECKING:
+    from actsolve.planning import Settings
+
+_WHAT, _HOW, _OUT = "What to train", "How to plan", "Output"
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="A model of the zoo (gpt-mini, resnet50, ...), path/file.py:factory, or package.module:factory. "
+        "Executes that code. The factory returns actsolve.TrainingStep.",
+        show_default=False,
+    ),
+]
+Overrides = Annotated[
+    list[str],
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="A keyword argument of the factory; may be repeated.", rich_help_panel=_WHAT
+    ),
+]
+Fake = Annotated[
+    bool | None,
+    typer.Option(
+        "--fake/--real",
+        help="Build the model of fake tensors, which take no memory. The default where nothing is run or measured here.",
+        rich_help_panel=_WHAT,
+        show_default=False,
+    ),
+]
+MemBudget = Annotated[
+    str,
+    typer.Option(
+        metavar="B",
+        help="Cap on device memory of the whole step: 8GiB, 7500MB, bytes; 60% of what keeping everything needs above static; "
+        "or min, the smallest that works.",
+        show_default=False,
+    ),
+]
+Optimizer = Annotated[
+    str,
+    typer.Option(help="Whose state counts: adamw, adam, sgd, sgd-momentum, adagrad, rmsprop, none.", rich_help_panel=_WHAT),
+]
+Grads = Annotated[
+    str,
+    typer.Option(help="none: gradients are None when a step begins; accumulate: they are there.", rich_help_panel=_WHAT),
+]
+StaticBytes = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Stands for all memory that is there before the step.", rich_help_panel=_WHAT),
+]
+Reserve = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Left free for the allocator; by default 0 on a CPU, 5% on a GPU.",
+        rich_help_panel=_WHAT,
+    ),
+]
+Hardware = Annotated[
+    str,
+    typer.Option(
+        help="auto: measure each op here. Or a profile: a100, h100, 4090, ..., or its .json file.", rich_help_panel=_HOW
+    ),
+]
+Planner = Annotated[str, typer.Option(help="milp, keep_all, sqrt_l or per_layer.", rich_help_panel=_HOW)]
+Solver = Annotated[str, typer.Option(help="highs, cbc, or another that PuLP knows.", rich_help_panel=_HOW)]
+Gap = Annotated[float, typer.Option(help="Share of the extra time that need not be proven.", rich_help_panel=_HOW)]
+TimeLimit = Annotated[float, typer.Option(metavar="SECONDS", help="When to take the best plan so far.", rich_help_panel=_HOW)]
+Keep = Annotated[
+    list[str],
+    typer.Option(
+        metavar="MODULE", help="Keep what this module computes, such as blocks.0; may be repeated.", rich_help_panel=_HOW
+    ),
+]
+Recompute = Annotated[
+    list[str],
+    typer.Option(metavar="MODULE", help="Recompute what this module computes; may be repeated.", rich_help_panel=_HOW),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.", rich_help_panel=_OUT)]
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result to this file.", rich_help_panel=_OUT)]
+
+
+def settings_from(
+    *,
+    optimizer: str,
+    hardware: str,
+    grads: str,
+    static_bytes: str | None,
+    reserve: str | None,
+    planner: str = "milp",
+    solver: str = "highs",
+    gap: float = 0.01,
+    time_limit: float = 60.0,
+    keep: list[str] | None = None,
+    recompute: list[str] | None = None,
+) -> Settings:
+    """Return the settings that the flags name.
+
+    Raises:
+        UsageError: one of them cannot be used.
+    """
+    from actsolve.planning import Settings
+
+    return Settings(
+        optimizer=optimizer,
+        hardware=hardware,
+        planner=planner,
+        solver=solver,
+        gap=gap,
+        time_limit_s=time_limit,
+        grads="none" if grads == "set_to_none" else grads,
+        static_bytes=None if static_bytes is None else parse_bytes(static_bytes, what="--static-bytes"),
+        reserve_bytes=None if reserve is None else parse_bytes(reserve, what="--reserve"),
+        keep=tuple(keep or ()),
+        recompute=tuple(recompute or ()),
+    )
+
+
+def is_fake(fake: bool | None, *, runs: bool, hardware: str | None) -> bool:
+    """Return whether the model is built of fake tensors: as asked for, else where nothing is run or measured here.
+
+    Raises:
+        UsageError: it is to be run, and fake.
+    """
+    if fake and runs:
+        raise UsageError("--fake tensors cannot be run", try_="leave out --fake or --run")
+    return (not runs and hardware != "auto") if fake is None else fake
+
+
+def require_writable(path: Path | None) -> None:
+    """Raise UsageError unless a file can be written there: better now than after a minute of solving."""
+    if path is None:
+        return
+    import os
+
+    folder = path.parent
+    reason = None
+    if not folder.is_dir():
+        reason = f"{folder} is no directory"
+    elif path.exists() and not path.is_file():
+        reason = "it is no regular file"
+    elif not os.access(folder, os.W_OK):
+        reason = f"{folder} is not writable"
+    if reason is not None:
+        raise UsageError("cannot write the result", where=str(path), why=reason, try_="--out with a path that you may write")

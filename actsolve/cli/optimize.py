@@ -1,0 +1,72 @@
+"""``actsolve optimize``: plan a training step; with ``--run`` execute and measure it here."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from actsolve.cli import flags
+from actsolve.cli.session import session
+
+
+def optimize(
+    target: flags.Target,
+    mem_budget: flags.MemBudget,
+    run: Annotated[bool, typer.Option("--run", help="Train with the plan here, beside the original; measure both.")] = False,
+    overrides: flags.Overrides = [],  # noqa: B006
+    fake: flags.Fake = None,
+    optimizer: flags.Optimizer = "adamw",
+    grads: flags.Grads = "none",
+    static_bytes: flags.StaticBytes = None,
+    reserve: flags.Reserve = None,
+    hardware: flags.Hardware = "auto",
+    planner: flags.Planner = "milp",
+    solver: flags.Solver = "highs",
+    gap: flags.Gap = 0.01,
+    time_limit: flags.TimeLimit = 60.0,
+    keep: flags.Keep = [],  # noqa: B006
+    recompute: flags.Recompute = [],  # noqa: B006
+    out: flags.Out = None,
+    as_json: flags.Json = False,
+) -> None:
+    """Plan what to keep and what to recompute, within a memory budget."""
+    with session(as_json) as s:
+        from actsolve.api import module_of
+        from actsolve.cost.optimizers import new_optimizer
+        from actsolve.planning import Listener, plan_training_step
+        from actsolve.report.plan_text import plan_text
+        from actsolve.runtime.measured_run import measure_runs
+        from actsolve.static_memory import parse_budget
+        from actsolve.target import load_target
+
+        parse_budget(mem_budget)
+        flags.require_writable(out)
+        settings = flags.settings_from(
+            optimizer=optimizer,
+            hardware=hardware,
+            grads=grads,
+            static_bytes=static_bytes,
+            reserve=reserve,
+            planner=planner,
+            solver=solver,
+            gap=gap,
+            time_limit=time_limit,
+            keep=keep,
+            recompute=recompute,
+        )
+        s.stage(f"building {target}")
+        step = load_target(target, overrides, fake=flags.is_fake(fake, runs=run, hardware=hardware))
+        listener = Listener(s.stage, s.measuring, s.solving)
+        captured, planned = plan_training_step(step, mem_budget, settings, target=target, listener=listener)
+        if out is not None:
+            planned.plan_file.save(out)
+        measured = None
+        if run:
+            modules = {"the plan": module_of(step, captured, planned)}
+            make = partial(new_optimizer, optimizer)
+            found = measure_runs(step, modules, make, accumulate=settings.grads == "accumulate", stage=s.stage)
+            measured = found["the plan"].as_json()
+        content = planned.as_json() | ({} if measured is None else {"measured": measured})
+        s.result(content, plan_text(planned, measured))

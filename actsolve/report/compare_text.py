@@ -1,0 +1,114 @@
+"""Every planner and baseline side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from actsolve.json_file import shown
+from actsolve.planned import Attempt, Planned
+from actsolve.report.table import aligned
+from actsolve.units import format_bytes, format_seconds
+
+_AGAINST = ("sqrt_l", "per_layer")
+
+Measured = Mapping[str, Mapping[str, Any]]
+
+
+def compare_text(found: Mapping[str, Attempt], measured: Measured | None = None) -> str:
+    """Return the table of planners, and that of what was measured, as plain text.
+
+    Args:
+        found: What each planner made of one step, by name.
+        measured: Per planner that was run, the fields of ``measured`` in ``optimize --json``.
+    """
+    one = next(iter(found.values()))
+    budget, static = one.problem.budget_bytes, one.static.total_bytes
+    lines = [f"{shown(one.target)} within {format_bytes(budget)} ({budget} bytes), of which {format_bytes(static)} static", ""]
+    header = ("simulated", "fits", "peak", "step", "over keep-all", *(f"below {name}" for name in _AGAINST), "proof")
+    lines += aligned([header, *(_row(name, attempt, found) for name, attempt in found.items())], {2, 3, 4, 5, 6}, "")
+    if measured:
+        lines += ["", *_measured_lines(measured, budget)]
+    lines += ["", f"costs: {shown(one.problem.costs.source)}"]
+    return "\n".join(lines) + "\n"
+
+
+def compare_json(found: Mapping[str, Attempt], measured: Measured | None = None) -> dict[str, Any]:
+    """Return the same as plain JSON data."""
+    one = next(iter(found.values()))
+    planners = {name: _figures(name, attempt, found) for name, attempt in found.items()}
+    for name, figures in (measured or {}).items():
+        planners[name]["measured"] = dict(figures)
+    shared = ("target", "budget_bytes", "static_bytes", "static", "capture_s", "cost_s", "costs", "unknown_costs", "keep_all")
+    return {**{key: value for key, value in one.as_json().items() if key in shared}, "planners": planners}
+
+
+def _figures(name: str, attempt: Attempt, found: Mapping[str, Attempt]) -> dict[str, Any]:
+    figures = attempt.as_json()
+    predicted = figures["predicted"] or {"peak_bytes": None, "step_s": None}
+    base_s = attempt.keep_all.step_s
+    step_s = predicted["step_s"]
+    return {
+        "status": figures["status"],
+        "fits": attempt.fits,
+        "peak_bytes": predicted["peak_bytes"],
+        "step_s": step_s,
+        "overhead": None if step_s is None or base_s <= 0 else (step_s - base_s) / base_s,
+        "below": {other: _below(attempt, found.get(other)) for other in _AGAINST if other != name},
+        **{key: figures[key] for key in ("objective_s", "bound_s", "gap", "step_gap", "solve_s", "decisions")},
+        "note": attempt.plan.note,
+    }
+
+
+def _below(attempt: Attempt, other: Attempt | None) -> float | None:
+    """The share of the other's step time that this one saves."""
+    if not isinstance(attempt, Planned) or not isinstance(other, Planned) or other.timeline.step_s <= 0:
+        return None
+    return 1 - attempt.timeline.step_s / other.timeline.step_s
+
+
+def _row(name: str, attempt: Attempt, found: Mapping[str, Attempt]) -> tuple[str, ...]:
+    plan = attempt.plan
+    if not isinstance(attempt, Planned):
+        return (name, "no", "-", "-", "-", *("-" for _ in _AGAINST), plan.status.value)
+    step_s, base_s = attempt.timeline.step_s, attempt.keep_all.step_s
+    saved = [_below(attempt, found.get(other)) if other != name else None for other in _AGAINST]
+    proof = f"{plan.status.value}, gap {attempt.gap:.2%}, {format_seconds(plan.solve_s)}" if attempt.gap is not None else ""
+    return (
+        name,
+        "yes" if attempt.fits else "no",
+        format_bytes(attempt.timeline.peak_bytes),
+        format_seconds(step_s),
+        f"{(step_s - base_s) / base_s:.1%}" if base_s > 0 else "-",
+        *("-" if s is None else f"{s:.1%}" for s in saved),
+        "; ".join(part for part in (proof, shown(plan.note)) if part),
+    )
+
+
+def _measured_lines(measured: Measured, budget_bytes: int) -> list[str]:
+    eager = next(iter(measured.values()))
+    rows = [
+        ("measured here", "fits", "peak", "step", "over eager", "95% interval", "against eager"),
+        (
+            "eager",
+            "yes" if eager["eager_peak_bytes"] <= budget_bytes else "no",
+            format_bytes(eager["eager_peak_bytes"]),
+            format_seconds(eager["eager_step_s"]),
+            *("", "", ""),
+        ),
+    ]
+    for name, m in measured.items():
+        ratio, low, high = m["step_ratio"]
+        same = m["gradients"] if m["gradients"] == "bitwise" else f"differs by {m['gradients']:.3g}"
+        rows.append(
+            (
+                name,
+                "yes" if m["peak_bytes"] <= budget_bytes else "NO",
+                format_bytes(m["peak_bytes"]),
+                format_seconds(m["step_s"]),
+                f"{ratio - 1:+.1%}",
+                f"{low - 1:+.1%} to {high - 1:+.1%}",
+                same,
+            )
+        )
+    return aligned(rows, {2, 3, 4}, "")
