@@ -1,0 +1,160 @@
+"""What the benchmarks share: their flags, one process per model, peaks, tables and JSON.
+
+Each model runs in a process of its own, one after another, so that none inherits another's caches, threads or heap. Progress
+goes to stderr, the table or the JSON to stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import multiprocessing
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import models_zoo
+from actsolve.cost.optimizers import new_optimizer
+from actsolve.planning import Prepared, Settings, prepare
+from actsolve.runtime.measure_step import measured_peak
+from actsolve.runtime.trainer import Trainer
+from actsolve.training_step import TrainingStep
+
+Row = dict[str, Any]
+FILE_WIDTH = 200  # of a table in a file or pipe
+adamw = partial(new_optimizer, "adamw")
+
+
+def parser(about: str | None, *, models: Sequence[str] = (), budgets: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Return the flags of every benchmark; ``--models`` and ``--budgets`` where they have defaults."""
+    flags = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if models:
+        flags.add_argument("--models", type=_listed, default=list(models), help=f"default {','.join(models)}")
+    if budgets:
+        flags.add_argument("--budgets", type=_listed, default=list(budgets), help=f"default {','.join(budgets)}")
+    flags.add_argument("--threads", type=int, default=os.cpu_count(), help="of PyTorch; default all")
+    flags.add_argument("--time-limit", type=float, default=60.0, help="seconds for each solve")
+    flags.add_argument("--json", action="store_true", help="print one JSON object in place of tables")
+    return flags
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def rows_by_model(rows_of: Callable[[str, argparse.Namespace], list[Row]], options: argparse.Namespace) -> list[Row]:
+    """Return the rows of all models, each made in a process of its own."""
+    rows = []
+    spawn = multiprocessing.get_context("spawn")  # a fork would inherit PyTorch's threads
+    for name in options.models:
+        tell(f"{name} ...")
+        with ProcessPoolExecutor(1, mp_context=spawn, initializer=torch.set_num_threads, initargs=(options.threads,)) as process:
+            rows += process.submit(rows_of, name, options).result()
+    return rows
+
+
+def prepared_step(name: str, options: argparse.Namespace, **overrides: Any) -> tuple[TrainingStep, Prepared, Settings]:
+    """Return a model of the zoo from seed 0, captured and costed by measuring each op here."""
+    torch.manual_seed(0)
+    step = models_zoo.get(name)(**overrides)
+    settings = Settings(time_limit_s=options.time_limit)
+    return step, prepare(step, "100%", settings, target=name), settings
+
+
+def trainer(step: TrainingStep, module: torch.nn.Module | None = None) -> Trainer:
+    """Return what trains ``module``, an optimized one of that step, or if None a copy of the original, by AdamW."""
+    if module is None:
+        step = replace(step, model=copy.deepcopy(step.model))
+    return Trainer(step, adamw, module=module)
+
+
+def peak_bytes(of: Trainer) -> int:
+    """Return the measured peak of a whole step, the second one, for which the optimizer's state exists."""
+    of.drop_gradients()
+    of.step()
+    return measured_peak(of.step, of.static_bytes(), before=of.drop_gradients, warmup=0)
+
+
+def finish(
+    title: str,
+    rows: list[Row],
+    columns: Mapping[str, Callable[[Row], str]],
+    options: argparse.Namespace,
+    **more: Any,
+) -> int:
+    """Print what was found; return the exit code: 1 if any row misses what it should show.
+
+    Args:
+        title: Of the table.
+        rows: What was found. ``missed`` in a row lists what does not hold there.
+        columns: How a row is shown, by heading.
+        options: The flags.
+        more: Further fields of the JSON object.
+    """
+    missed = [f"{row['model']} {row.get('budget', '')}: {what}" for row in rows for what in row.get("missed", ())]
+    if options.json:
+        found = {"benchmark": title, "machine": machine(options.threads), "rows": rows, "missed": missed, **more}
+        print(json.dumps(_finite(found), indent=1))
+        return 1 if missed else 0
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*(_cell(show, row) for show in columns.values()))
+    console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
+    console.print(table)
+    console.print(", ".join(f"{key} {value}" for key, value in {**machine(options.threads), **more}.items()))
+    console.print("\n".join(f"[red]missed[/red] {line}" for line in missed) or "all that was to be shown holds")
+    return 1 if missed else 0
+
+
+def _cell(show: Callable[[Row], str], row: Row) -> str:
+    """A row without what a column shows has an empty cell there: a budget that nothing fits."""
+    try:
+        return show(row)
+    except (KeyError, TypeError):
+        return ""
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN or infinity."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def machine(threads: int) -> Row:
+    """Return where the figures come from. The load tells how far the times can be trusted."""
+    return {
+        "torch": torch.__version__,
+        "cpu": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def tell(message: str) -> None:
+    """Print progress."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def percent(ratio: float | None) -> str:
+    """Return a ratio as its distance from 1: ``+3.2%``."""
+    return "-" if ratio is None else f"{100 * (ratio - 1):+.1f}%"
+
+
+def interval(ratio: Sequence[float]) -> str:
+    """Return a median and its 95% interval."""
+    return f"{ratio[0]:.3f} [{ratio[1]:.3f}, {ratio[2]:.3f}]"
