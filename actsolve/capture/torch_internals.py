@@ -11,8 +11,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
+import torch._dynamo.utils
 import torch.fx.traceback
 from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
@@ -48,9 +50,17 @@ def export_joint(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Joi
     that a loss function closes over) become constants of the graph.
     """
     tensors = [*args, *module.parameters(), *module.buffers()]
-    fake_mode = detect_fake_mode(tensors) or FakeTensorMode(allow_non_fake_inputs=True)
+    given_mode = detect_fake_mode(tensors)
+    fake_mode = given_mode or FakeTensorMode(allow_non_fake_inputs=True)
     with contextlib.ExitStack() as stack, tracing(TracingContext(fake_mode)), preserved_annotations():
+        if given_mode is not None:
+            stack.enter_context(_fake_constants())
         return aot_export_joint_with_descriptors(stack, module, args, {})
+
+
+def _fake_constants() -> contextlib.AbstractContextManager[Any]:
+    """Let constants be fake, which torch refuses: where a whole step is, so are the tensors that its loss closes over."""
+    return mock.patch.object(torch._dynamo.utils, "assert_no_fake_params_or_buffers", lambda _: None)
 
 
 def compile_joint(export: JointExport, partition: Callable[..., Any], compiler: Compiler) -> Callable[..., Any]:
