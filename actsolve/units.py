@@ -12,7 +12,7 @@ for _power, _letter in enumerate("kmgt", start=1):
     _SUFFIX[_letter + "b"] = 1000**_power
     _SUFFIX[_letter + "ib"] = 1024**_power
 
-_NUMBER = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*")
+_NUMBER = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)(\s*)([a-zA-Z]*)\s*")
 _MAX_BYTES = 2**62
 
 
@@ -25,17 +25,19 @@ def parse_bytes(text: str, *, what: str = "size") -> int:
         what: What is being read, for the message.
 
     Raises:
-        UsageError: not a number, an unknown unit, or more than 2**62 bytes.
+        UsageError: not a number, an unknown unit, a space between the two, or more than 2**62 bytes.
     """
     match = _NUMBER.fullmatch(text)
     if match is None:
         raise UsageError(f"cannot read {what} {text!r}", why="it is not a number with a unit", try_="8GiB, 7500MB or plain bytes")
-    number, unit = match.groups()
+    number, space, unit = match.groups()
     factor = _SUFFIX.get(unit.lower())
     if factor is None:
         raise UsageError(
             f"cannot read {what} {text!r}", why=f"{unit!r} is not a unit of bytes", try_="KB, MB, GB, TB, KiB, MiB, GiB or TiB"
         )
+    if space and unit:  # a shell would split it: what was meant to be one argument may be two
+        raise UsageError(f"cannot read {what} {text!r}", why="a space stands before the unit", try_=f"{number}{unit}")
     size = round(Decimal(number) * factor)
     if size > _MAX_BYTES:
         raise UsageError(f"cannot read {what} {text!r}", why="it is more than 2**62 bytes", try_="a smaller number")

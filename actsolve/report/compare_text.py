@@ -80,7 +80,7 @@ def _row(name: str, attempt: Attempt, found: Mapping[str, Attempt]) -> tuple[str
         format_bytes(attempt.timeline.peak_bytes),
         format_seconds(step_s),
         f"{(step_s - base_s) / base_s:.1%}" if base_s > 0 else "-",
-        *("-" if s is None else f"{s:.1%}" for s in saved),
+        *("-" if s is None else f"{round(s, 4) + 0.0:.1%}" for s in saved),
         "; ".join(part for part in (proof, shown(plan.note)) if part),
     )
 
