@@ -105,9 +105,9 @@ def _window_series(problem: Problem, options: PlannerOptions) -> Iterator[Window
 class _Search:
     """The passes over wider and wider windows.
 
-    Narrow ones are solved first: on identical layers windows of half a layer gave the same plans as windows of eight in a
-    tenth of the time, unless the budget was tight. What they give seeds one wider pass, as long as that is of a
-    moderate size and takes no longer than all before; and a further one as long as the passes find better plans.
+    Narrow ones are solved first: mostly they give the same plans as wide ones in a tenth of the time, but not on nets with
+    long skips (8% dearer on a U-Net) and not on tight budgets. What they give seeds one wider pass, of a moderate size
+    and no longer than all before; if that finds a better plan it is given the time it takes, and so on.
     """
 
     def __init__(self, problem: Problem, options: PlannerOptions, seed: Candidate | None, begin: float) -> None:
@@ -136,8 +136,15 @@ class _Search:
         now = time.perf_counter()
         deadline = self.deadline
         if self._solved and self.best is not None:
-            deadline = min(deadline, now + max(1.0, now - self.begin))
-        outcome = _solve_windows(self.problem, self.options, found, self.best, deadline)
+            deadline = min(deadline, now + max(2.0, now - self.begin))
+        while True:
+            outcome = _solve_windows(self.problem, self.options, found, self.best, deadline)
+            self._take(found, outcome)
+            if not self._gained or outcome.solution.outcome is not Outcome.FEASIBLE or deadline >= self.deadline:
+                return
+            deadline = self.deadline  # wide windows pay here
+
+    def _take(self, found: Windows, outcome: _Outcome) -> None:
         self._interrupted = outcome.solution.interrupted
         if outcome.solution.outcome is Outcome.INFEASIBLE:
             self.proven_infeasible = found.whole
