@@ -34,7 +34,7 @@ def infeasible_budget(
     smallest_bytes = reserve.budget_for(needed_bytes)
     at_smallest = replace(static, reserve=reserve.of(smallest_bytes))
     there = replace(problem, budget_bytes=smallest_bytes, static_bytes=at_smallest.total_bytes)
-    timeline = simulate(there, build_schedule(problem.graph, found.kept))
+    timeline = simulate(there, build_schedule(problem.graph, found.kept, found.early))
     budget = f"{format_bytes(problem.budget_bytes)} ({problem.budget_bytes} bytes)"
     proven = result.status is Status.INFEASIBLE or problem.budget_bytes < problem.static_bytes
     what = f"no plan fits {budget}" if proven else f"no plan was found for {budget} in {time_limit_s:g} s"

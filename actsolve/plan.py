@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -30,6 +31,8 @@ class Plan:
         kept: The decidable values (`Graph.decidable`) that stay on the device from the forward to
             their last read. All others are dropped after their last forward read, and replayed
             where the backward, or a replay, needs them.
+        early: Per forward op, a backward op before which it is replayed if it is replayed at all and was not before
+            (`build_schedule`). Empty: everything on demand.
         status: What was proved. With INFEASIBLE and UNKNOWN the plan holds no decisions.
         bound_s: Proven lower bound on the extra seconds over keep-all, over the plans of the
             planner's class; None if it has no bound.
@@ -39,6 +42,7 @@ class Plan:
 
     planner: str
     kept: frozenset[int] = frozenset()
+    early: Mapping[int, int] = field(default_factory=dict)
     status: Status = Status.FEASIBLE
     bound_s: float | None = None
     solve_s: float = 0.0

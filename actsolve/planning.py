@@ -110,7 +110,7 @@ class Prepared:
         capture_s: Wall seconds of tracing.
         cost_s: Wall seconds of measuring or modelling op costs.
         loss_inside: Whether the loss is part of the step.
-        seeds: Plans to start from, as sets of kept values.
+        seeds: Plans to start from.
     """
 
     target: str
@@ -121,7 +121,7 @@ class Prepared:
     capture_s: float
     cost_s: float
     loss_inside: bool
-    seeds: tuple[frozenset[int], ...] = field(default=())
+    seeds: tuple[Plan, ...] = field(default=())
 
 
 def plan_training_step(
@@ -196,7 +196,7 @@ def with_budget(prepared: Prepared, mem_budget: Budget, settings: Settings, *, l
     listener, reserve = listener or Listener(), prepared.reserve
     static = replace(prepared.static, reserve=0)
     problem = replace(prepared.problem, budget_bytes=_UNLIMITED, static_bytes=static.total_bytes)
-    seeds: tuple[frozenset[int], ...] = ()
+    seeds: tuple[Plan, ...] = ()
     if budget.size_bytes is not None:
         size_bytes = budget.size_bytes
     elif budget.share is not None:
@@ -205,7 +205,7 @@ def with_budget(prepared: Prepared, mem_budget: Budget, settings: Settings, *, l
     else:
         listener.stage("searching for the smallest budget")
         found_bytes, found = smallest_budget(problem, settings.planner_options(listener.solving))
-        size_bytes, seeds = reserve.budget_for(found_bytes), (found.kept,)
+        size_bytes, seeds = reserve.budget_for(found_bytes), (found,)
     static = replace(static, reserve=reserve.of(size_bytes))
     problem = replace(problem, budget_bytes=size_bytes, static_bytes=static.total_bytes)
     return replace(prepared, problem=problem, static=static, seeds=seeds)
@@ -261,7 +261,7 @@ def planned_by(
             raise _with_attempt(error, _attempt(prepared, found))
         # The solver's rows are conservative, and its time is limited: here a plan is, to start it from.
         listener.stage(f"planning by {planner} from the smallest plan")
-        found = plan(problem, planner, replace(options, seeds=(smallest[1].kept,)))
+        found = plan(problem, planner, replace(options, seeds=(smallest[1],)))
     timeline = timeline_of(problem, found)
     if not timeline.fits:
         raise _with_attempt(baseline_too_large(timeline, planner), _attempt(prepared, found))
@@ -352,7 +352,7 @@ def _with_attempt(error: InfeasibleBudget, attempt: Attempt) -> InfeasibleBudget
 
 def timeline_of(problem: Problem, found: Plan) -> Timeline:
     """Return the simulated schedule of a plan."""
-    return simulate(problem, build_schedule(problem.graph, found.kept))
+    return simulate(problem, build_schedule(problem.graph, found.kept, found.early))
 
 
 def baselines_of(problem: Problem) -> dict[str, BaselineResult]:

@@ -7,8 +7,10 @@ where its graph allows it and the input dies there.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 from actsolve.errors import ScheduleError
 from actsolve.graph import Graph
@@ -50,12 +52,14 @@ class Schedule:
     steps: tuple[Step, ...]
 
 
-def build_schedule(graph: Graph, kept: frozenset[int]) -> Schedule:
-    """Return the schedule that keeps exactly ``kept`` and replays the rest on demand.
+def build_schedule(graph: Graph, kept: frozenset[int], early: Mapping[int, int] = MappingProxyType({})) -> Schedule:
+    """Return the schedule that keeps exactly ``kept`` and replays the rest on demand, or a little earlier.
 
     Args:
         graph: One training step.
         kept: The decidable values that stay live from the forward to their last read.
+        early: Per forward op, a backward op before which it is replayed, if it is replayed at all and not before that: where
+            its output is smaller than what it reads, that saves memory.
 
     Raises:
         ScheduleError: a value that the backward reads is not kept, and its op cannot be replayed.
@@ -63,33 +67,39 @@ def build_schedule(graph: Graph, kept: frozenset[int]) -> Schedule:
     Source:
         Lazy recomputation as in Jain et al., Checkmate, MLSys 2020 (their R given S).
     """
-    runs = _ordered_runs(graph, kept)
+    runs = _ordered_runs(graph, kept, {})
+    if early:
+        wanted: dict[int, list[int]] = {}
+        for op in sorted(op for kind, op in runs if kind is StepKind.REPLAY and op in early):
+            wanted.setdefault(early[op], []).append(op)
+        runs = _ordered_runs(graph, kept, wanted)
     return Schedule(_with_frees(graph, runs, kept))
 
 
-def _ordered_runs(graph: Graph, kept: frozenset[int]) -> list[tuple[StepKind, int]]:
-    """All runs in order, without frees."""
+def _ordered_runs(graph: Graph, kept: frozenset[int], wanted: Mapping[int, list[int]]) -> list[tuple[StepKind, int]]:
+    """All runs in order, without frees. ``wanted``: per backward op, forward ops to be replayed before it in any case."""
     runs: list[tuple[StepKind, int]] = []
     live: set[int] = set(kept) | graph.held
     for index, op in enumerate(graph.ops[: graph.n_forward]):
         if not op.optional or not live.isdisjoint(op.outputs):
             runs.append((StepKind.COMPUTE, index))
     for index in range(graph.n_forward, len(graph.ops)):
-        for replayed in _replays_before(graph, index, live):
+        outputs = [v for op in wanted.get(index, ()) for v in graph.ops[op].outputs]
+        for replayed in _replays_for(graph, [*graph.ops[index].inputs, *outputs], live):
             runs.append((StepKind.REPLAY, replayed))
             live.update(graph.ops[replayed].outputs)
         runs.append((StepKind.COMPUTE, index))
     return runs
 
 
-def _replays_before(graph: Graph, backward_op: int, live: set[int]) -> list[int]:
-    """Forward ops to replay before ``backward_op``, in the order of the forward; found without recursion.
+def _replays_for(graph: Graph, values: list[int], live: set[int]) -> list[int]:
+    """Forward ops to replay so that ``values`` are live, in the order of the forward; found without recursion.
 
     Not in the order in which they are found: the MILP's memory rows rest on this order, and it is the model's own.
     """
     order: list[int] = []
     done: set[int] = set()
-    stack = [v for v in reversed(graph.ops[backward_op].inputs) if graph.is_forward_value[v] and v not in live]
+    stack = [v for v in reversed(values) if graph.is_forward_value[v] and v not in live]
     while stack:
         value = stack[-1]
         producer = graph.values[value].producer

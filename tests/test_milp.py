@@ -162,7 +162,7 @@ def test_the_smallest_budget_is_met_and_beats_the_baselines(seed: int) -> None:
     assert peak == budget
     for name in BASELINES:
         assert budget <= simulate(problem, build_schedule(problem.graph, plan(problem, name).kept)).peak_bytes
-    found = plan(replace(problem, budget_bytes=budget), "milp", replace(EXACT, seeds=(smallest.kept,)))
+    found = plan(replace(problem, budget_bytes=budget), "milp", replace(EXACT, seeds=(smallest,)))
     assert found.found
 
 

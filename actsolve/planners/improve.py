@@ -7,7 +7,9 @@ pass over exact simulations can still use.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
@@ -19,10 +21,11 @@ from actsolve.simulate import Timeline, simulate
 
 @dataclass(frozen=True)
 class Candidate:
-    """A set of kept values and what it does."""
+    """A set of kept values, ops to be replayed early, and what they do."""
 
     kept: frozenset[int]
     timeline: Timeline
+    early: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def fits(self) -> bool:
@@ -37,12 +40,18 @@ class Candidate:
         return self.timeline.peak_bytes
 
 
-def candidate(problem: Problem, kept: frozenset[int]) -> Candidate:
-    """Return the plan that keeps ``kept`` and what it cannot do without, less what nothing reads, and simulate it."""
+def candidate(problem: Problem, kept: frozenset[int], early: Mapping[int, int] = MappingProxyType({})) -> Candidate:
+    """Return the plan that keeps ``kept`` and what it cannot do without, less what nothing reads, and simulate it.
+
+    Of replays ``early`` and replays on demand, what gives the lower peak.
+    """
     graph = problem.graph
     kept = required(graph, (kept - problem.pinned_recompute) | problem.pinned_keep)
     kept = useful(graph, kept) | problem.pinned_keep
-    return Candidate(kept, simulate(problem, build_schedule(graph, kept)))
+    plans = [Candidate(kept, simulate(problem, build_schedule(graph, kept)))]
+    if early:
+        plans.append(Candidate(kept, simulate(problem, build_schedule(graph, kept, early)), early))
+    return min(plans, key=lambda plan: plan.peak_bytes)
 
 
 def simulations(problem: Problem) -> int:
@@ -79,7 +88,7 @@ def improved(problem: Problem, start: Candidate, good_enough_s: float, deadline:
             if tries <= 0 or time.perf_counter() > deadline:
                 return best
             tries -= 1
-            new = candidate(problem, best.kept | {v})
+            new = candidate(problem, best.kept | {v}, best.early)
             if new.fits and new.extra_s < best.extra_s:
                 best, accepted = new, True
                 break

@@ -12,7 +12,7 @@ def keep_all(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     """Return the plan that replays nothing. The budget is not looked at."""
     graph = problem.graph
     kept = required(graph, (v for v in graph.decidable if graph.backward_readers[v]))
-    return Plan("keep_all", kept, Status.FEASIBLE, note=pins_note(problem))
+    return Plan("keep_all", kept, status=Status.FEASIBLE, note=pins_note(problem))
 
 
 def pins_note(problem: Problem) -> str:

@@ -17,7 +17,7 @@ from actsolve.planners.improve import Candidate, candidate, improved
 from actsolve.planners.keep_all import keep_all
 from actsolve.planners.lifetimes import write_memory_rows
 from actsolve.planners.lp import Limits, Outcome, Solution, solve
-from actsolve.planners.milp_rows import Columns, decision_columns, decisions_of, start_from
+from actsolve.planners.milp_rows import Columns, decision_columns, decisions_of, early_replays, start_from
 from actsolve.planners.moments import MemoryRows
 from actsolve.planners.options import PlannerOptions, Progress
 from actsolve.planners.per_layer import per_layer
@@ -45,7 +45,7 @@ def milp(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     begin = time.perf_counter()
     everything = candidate(problem, keep_all(problem).kept)
     if everything.fits and everything.extra_s < _EPSILON_S:
-        return Plan("milp", everything.kept, Status.OPTIMAL, bound_s=0.0)
+        return Plan("milp", everything.kept, status=Status.OPTIMAL, bound_s=0.0)
     best = _best_seed(problem, options, everything)
     search = _Search(problem, options, best, begin)
     for found in _window_series(problem, options):
@@ -58,7 +58,7 @@ def milp(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     good_enough_s = 0.0 if bound is None else bound * (1 + options.gap / 5)
     best = improved(problem, best, good_enough_s, deadline=max(search.deadline, time.perf_counter() + 0.5))
     bound = None if bound is None else min(bound, best.extra_s)
-    return Plan("milp", best.kept, _status(problem, options, best.extra_s, bound), bound_s=bound)
+    return Plan("milp", best.kept, best.early, _status(problem, options, best.extra_s, bound), bound_s=bound)
 
 
 def check_pins(problem: Problem) -> None:
@@ -83,8 +83,8 @@ def check_pins(problem: Problem) -> None:
 def _best_seed(problem: Problem, options: PlannerOptions, everything: Candidate) -> Candidate | None:
     """The fastest of the baselines, and of the plans given, that fits."""
     seeds = [everything]
-    for kept in (*options.seeds, *(b(problem).kept for b in (sqrt_l, per_layer))):
-        seeds.append(candidate(problem, kept))
+    for found in (*options.seeds, *(b(problem) for b in (sqrt_l, per_layer))):
+        seeds.append(candidate(problem, found.kept, found.early))
     fitting = [s for s in seeds if s.fits and not s.kept & problem.pinned_recompute]
     return min(fitting, key=lambda s: s.extra_s, default=None)
 
@@ -185,7 +185,7 @@ def _solve_windows(
         columns.make_stepwise(stepwise)
         start = None
         if seed is not None:
-            start = start_from(columns, seed.kept, columns.lp.n_columns)
+            start = start_from(columns, seed.kept, seed.early, columns.lp.n_columns)
             rows.fill(start)
         limits = Limits(
             relative_gap=options.gap,
@@ -200,7 +200,7 @@ def _solve_windows(
             bound_s = None if solution.bound is None else max(0.0, solution.bound / time_scale)
         if solution.x is None:
             return _Outcome(solution, bound_s=bound_s)
-        best = candidate(problem, decisions_of(columns, solution.x))
+        best = candidate(problem, decisions_of(columns, solution.x), early_replays(columns, solution.x))
         if best.fits:
             return _Outcome(solution, best, bound_s)
         fractional = columns.fractional_steps(solution.x) - stepwise

@@ -29,6 +29,7 @@ Source:
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -129,15 +130,25 @@ def decisions_of(columns: Columns, x: Array) -> frozenset[int]:
     return frozenset(v for v, column in columns.k.items() if x[column] > 0.5)
 
 
-def start_from(columns: Columns, kept: frozenset[int], n_columns: int) -> Array:
-    """Return k, r and q of the demand-driven schedule that keeps ``kept``; all other columns are 0."""
+def early_replays(columns: Columns, x: Array) -> dict[int, int]:
+    """Return, per op that the solution ``x`` replays before its last demand, the position at which it does."""
+    early = {}
+    for f, steps in columns.q.items():
+        step = next((i for i, column in enumerate(steps) if x[column] > 0.5), None)
+        if step is not None and step < len(steps) - 1:
+            early[f] = columns.windows.demands[f][step]
+    return early
+
+
+def start_from(columns: Columns, kept: frozenset[int], early: Mapping[int, int], n_columns: int) -> Array:
+    """Return k, r and q of the schedule of a plan; all other columns are 0."""
     x = np.zeros(n_columns)
     for v in kept:
         if v in columns.k:
             x[columns.k[v]] = 1.0
     graph = columns.windows.graph
     waiting: list[int] = []
-    for step in build_schedule(graph, kept).steps:
+    for step in build_schedule(graph, kept, early).steps:
         if step.op is None:
             continue
         if step.kind is StepKind.REPLAY:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from actsolve.plan import Plan
+
 # Called now and then during a solve with (elapsed_s, incumbent_s, bound_s); either is None while unknown.
 Progress = Callable[[float, float | None, float | None], None]
 
@@ -21,7 +23,7 @@ class PlannerOptions:
         window: How many backward ops early a forward op may be replayed; None chooses, and widens it
             when the budget is tight.
         progress: Called during the solve.
-        seeds: Sets of kept values to start from, besides the baselines.
+        seeds: Plans to start from, besides the baselines.
     """
 
     gap: float = 0.01
@@ -30,4 +32,4 @@ class PlannerOptions:
     threads: int | None = 2
     window: int | None = None
     progress: Progress | None = None
-    seeds: tuple[frozenset[int], ...] = ()
+    seeds: tuple[Plan, ...] = ()

@@ -13,4 +13,4 @@ from actsolve.problem import Problem
 def per_layer(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     """Return the plan that replays every layer, from its inputs. The budget is not looked at."""
     graph = problem.graph
-    return Plan("per_layer", required(graph, crossing(graph, layers(graph))), Status.FEASIBLE, note=pins_note(problem))
+    return Plan("per_layer", required(graph, crossing(graph, layers(graph))), status=Status.FEASIBLE, note=pins_note(problem))

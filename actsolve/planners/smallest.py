@@ -12,7 +12,7 @@ from actsolve.planners.keep_all import keep_all
 from actsolve.planners.lifetimes import write_memory_rows
 from actsolve.planners.lp import INFINITY, Limits, solve
 from actsolve.planners.milp import check_pins, memory_unit
-from actsolve.planners.milp_rows import decision_columns, decisions_of, start_from
+from actsolve.planners.milp_rows import decision_columns, decisions_of, early_replays, start_from
 from actsolve.planners.moments import MemoryRows
 from actsolve.planners.options import PlannerOptions
 from actsolve.planners.per_layer import per_layer
@@ -38,7 +38,8 @@ def smallest_budget(problem: Problem, options: PlannerOptions | None = None) -> 
     check_pins(problem)
     deadline = time.perf_counter() + options.time_limit_s
     problem = replace(problem, budget_bytes=_UNLIMITED)
-    plans = [candidate(problem, kept) for kept in (*options.seeds, *(b(problem).kept for b in (keep_all, sqrt_l, per_layer)))]
+    seeds = (*options.seeds, *(b(problem) for b in (keep_all, sqrt_l, per_layer)))
+    plans = [candidate(problem, seed.kept, seed.early) for seed in seeds]
     plans = [p for p in plans if not p.kept & problem.pinned_recompute]
     best = min(plans, key=_rank, default=None)
     found = _least_peak(problem, options, best, deadline)
@@ -47,7 +48,7 @@ def smallest_budget(problem: Problem, options: PlannerOptions | None = None) -> 
     if best is None:
         raise InfeasibleBudget("no plan was found at any budget", why="the pinned values leave none")
     best = _descended(problem, best, deadline)
-    return best.peak_bytes, Plan("milp", best.kept, Status.FEASIBLE, note="smallest budget found")
+    return best.peak_bytes, Plan("milp", best.kept, best.early, Status.FEASIBLE, note="smallest budget found")
 
 
 def _rank(plan: Candidate) -> tuple[int, float]:
@@ -64,11 +65,11 @@ def _least_peak(problem: Problem, options: PlannerOptions, seed: Candidate | Non
     write_memory_rows(problem, columns, rows)
     start = None
     if seed is not None:
-        start = start_from(columns, seed.kept, columns.lp.n_columns)
+        start = start_from(columns, seed.kept, seed.early, columns.lp.n_columns)
         rows.fill(start)
     limits = Limits(min(options.gap, 0.005), 0.0, max(0.1, deadline - time.perf_counter()), options.threads)
     solution = solve(columns.lp, options.solver, limits, start)
-    return None if solution.x is None else candidate(problem, decisions_of(columns, solution.x))
+    return None if solution.x is None else candidate(problem, decisions_of(columns, solution.x), early_replays(columns, solution.x))
 
 
 def _descended(problem: Problem, best: Candidate, deadline: float) -> Candidate:
@@ -83,7 +84,7 @@ def _descended(problem: Problem, best: Candidate, deadline: float) -> Candidate:
             if v in problem.pinned_keep or v in problem.pinned_recompute or not sizes[v]:
                 continue
             tries -= 1
-            new = candidate(problem, best.kept ^ {v})
+            new = candidate(problem, best.kept ^ {v}, best.early)
             if _rank(new) < _rank(best):
                 best = new
                 break

@@ -23,4 +23,4 @@ def sqrt_l(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     found = layers(graph)
     length = max(1, math.isqrt(max(0, len(found) - 1)) + 1 if found else 1)  # ceil of the root
     segments = [[op for layer in found[i : i + length] for op in layer] for i in range(0, len(found), length)]
-    return Plan("sqrt_l", required(graph, crossing(graph, segments)), Status.FEASIBLE, note=pins_note(problem))
+    return Plan("sqrt_l", required(graph, crossing(graph, segments)), status=Status.FEASIBLE, note=pins_note(problem))

@@ -11,6 +11,7 @@ With many layers the rows do not pay: the relaxation is nearly tight then, and t
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 
 from actsolve.planners.lp import INFINITY
 from actsolve.planners.milp_rows import Columns
@@ -32,11 +33,11 @@ def write_order_rows(problem: Problem, columns: Columns) -> int:
             members[op.layer].append((column, graph.values[v].size_bytes))
             shape[op.layer].append((op.signature, op.outputs.index(v)))
     layers = sorted(members)
-    pairs = [(a, b) for a, b in zip(layers, layers[1:], strict=False) if shape[a] == shape[b]]
+    pairs = [(a, b) for a, b in pairwise(layers) if shape[a] == shape[b] and all(signature for signature, _ in shape[a])]
     if not 2 <= len(pairs) < _MOST_LAYERS:
         return 0
     for a, b in pairs:
-        largest = max(size for _, size in members[a])
+        largest = max(1, *(size for _, size in members[a]))
         terms = [(c, size / largest) for c, size in members[a]] + [(c, -size / largest) for c, size in members[b]]
         lp.row(-INFINITY, 0.0, [c for c, _ in terms], [factor for _, factor in terms])
     return len(pairs)
