@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,8 @@ from actsolve.plan import Status
 from actsolve.planners import BASELINES, PlannerOptions, plan, smallest_budget
 from actsolve.planners.lp import LinearModel
 from actsolve.planners.milp import build
-from actsolve.planners.milp_rows import start_from
+from actsolve.planners.milp_rows import Columns, start_from
+from actsolve.planners.required import replayed
 from actsolve.planners.windows import windows
 from actsolve.problem import Problem
 from actsolve.schedule import build_schedule
@@ -59,6 +61,13 @@ def violated(model: LinearModel, x: np.ndarray) -> bool:
     return False
 
 
+def every_early(columns: Columns, kept: frozenset[int]) -> Iterator[dict[int, int]]:
+    """Every choice of a position for every op that keeping ``kept`` replays."""
+    ops = sorted(replayed(columns.windows.graph, kept))
+    for positions in itertools.product(*(columns.windows.demands[f] for f in ops)):
+        yield dict(zip(ops, positions, strict=True))
+
+
 def small(seed: int, odd: Oddities = USUAL, most: int = 7) -> Problem:
     """The first problem from ``seed`` on with something to decide, but not too much."""
     while True:
@@ -74,10 +83,12 @@ def test_milp_equals_brute_force_over_its_own_rows(seed: int) -> None:
     columns, rows, time_scale = build(problem, windows(problem), problem.dynamic_budget_bytes)
     costs = []
     for kept in subsets(problem):
-        x = start_from(columns, kept, columns.lp.n_columns)
-        rows.fill(x)
-        if not violated(columns.lp, x) and rows.fixed_peak_bytes <= problem.dynamic_budget_bytes:
-            costs.append(float(np.dot(x, columns.lp.cost)) / time_scale)
+        for early in every_early(columns, kept):
+            x = start_from(columns, kept, early, columns.lp.n_columns)
+            rows.fill(x)
+            if not violated(columns.lp, x) and rows.fixed_peak_bytes <= problem.dynamic_budget_bytes:
+                costs.append(float(np.dot(x, columns.lp.cost)) / time_scale)
+                break
     found = plan(problem, "milp", EXACT)
     if costs:
         assert found.found
@@ -92,7 +103,7 @@ def test_the_rows_are_exact_without_copies_and_conservative_with_them(seed: int)
         problem = small(seed, odd)
         columns, rows, _ = build(problem, windows(problem), problem.dynamic_budget_bytes)
         for kept in subsets(problem):
-            x = start_from(columns, kept, columns.lp.n_columns)
+            x = start_from(columns, kept, {}, columns.lp.n_columns)
             rows.fill(x)
             fits_rows = not violated(columns.lp, x) and rows.fixed_peak_bytes <= problem.dynamic_budget_bytes
             fits = simulate(problem, build_schedule(problem.graph, kept)).fits

@@ -55,6 +55,7 @@ def _stretches(graph: Graph) -> list[list[int]]:
 def _undirected(graph: Graph) -> nx.Graph:
     connections: nx.Graph = nx.Graph()
     connections.add_nodes_from(range(graph.n_forward))
+    connections.add_edges_from((("start", 0), (graph.n_forward - 1, "end")))  # so that the outermost ops count too
     for index, op in enumerate(graph.ops[: graph.n_forward]):
         for value in op.inputs:
             producer = graph.values[value].producer
