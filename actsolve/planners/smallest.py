@@ -17,10 +17,13 @@ from actsolve.planners.moments import MemoryRows
 from actsolve.planners.options import PlannerOptions
 from actsolve.planners.per_layer import per_layer
 from actsolve.planners.sqrt_l import sqrt_l
-from actsolve.planners.windows import windows
+from actsolve.planners.windows import Windows, windows
 from actsolve.problem import Problem
 
 _UNLIMITED = 1 << 62
+_NARROWEST, _WIDENING = 12, 2.5  # backward ops: windows of half a transformer layer find most of what there is
+_PEAK_GAP = 0.01
+_TIME_LIMIT_S = 10.0  # the last per cent takes minutes, and leaves no room to save time in
 
 
 def smallest_budget(problem: Problem, options: PlannerOptions | None = None) -> tuple[int, Plan]:
@@ -36,7 +39,7 @@ def smallest_budget(problem: Problem, options: PlannerOptions | None = None) -> 
     """
     options = options or PlannerOptions()
     check_pins(problem)
-    deadline = time.perf_counter() + options.time_limit_s
+    deadline = time.perf_counter() + min(options.time_limit_s, _TIME_LIMIT_S)
     problem = replace(problem, budget_bytes=_UNLIMITED)
     seeds = (*options.seeds, *(b(problem) for b in (keep_all, sqrt_l, per_layer)))
     plans = [candidate(problem, seed.kept, seed.early) for seed in seeds]
@@ -56,10 +59,24 @@ def _rank(plan: Candidate) -> tuple[int, float]:
 
 
 def _least_peak(problem: Problem, options: PlannerOptions, seed: Candidate | None, deadline: float) -> Candidate | None:
-    """Solve the MILP for the least peak."""
+    """Solve the MILP for the least peak over wider and wider windows, each pass from the plan of the one before."""
     n_backward = len(problem.graph.ops) - problem.graph.n_forward
-    width = None if n_backward <= 400 else max(160, n_backward // 4)
-    columns = decision_columns(problem, windows(problem, width), time_scale=0.0)
+    best, width = seed, _NARROWEST
+    while time.perf_counter() < deadline:
+        found = windows(problem, width if width < n_backward else None)
+        new = _least_peak_within(problem, options, found, best, deadline)
+        if new is not None and (best is None or _rank(new) < _rank(best)):
+            best = new
+        if found.whole:
+            break
+        width = round(width * _WIDENING)
+    return best
+
+
+def _least_peak_within(
+    problem: Problem, options: PlannerOptions, found: Windows, seed: Candidate | None, deadline: float
+) -> Candidate | None:
+    columns = decision_columns(problem, found, time_scale=0.0)
     rows = MemoryRows(columns, None, memory_unit(problem))
     rows.peak = columns.lp.column(cost=1.0, lower=0.0, upper=INFINITY)
     write_memory_rows(problem, columns, rows)
@@ -67,9 +84,11 @@ def _least_peak(problem: Problem, options: PlannerOptions, seed: Candidate | Non
     if seed is not None:
         start = start_from(columns, seed.kept, seed.early, columns.lp.n_columns)
         rows.fill(start)
-    limits = Limits(min(options.gap, 0.005), 0.0, max(0.1, deadline - time.perf_counter()), options.threads)
+    limits = Limits(_PEAK_GAP, 0.0, max(0.1, deadline - time.perf_counter()), options.threads)
     solution = solve(columns.lp, options.solver, limits, start)
-    return None if solution.x is None else candidate(problem, decisions_of(columns, solution.x), early_replays(columns, solution.x))
+    if solution.x is None:
+        return None
+    return candidate(problem, decisions_of(columns, solution.x), early_replays(columns, solution.x))
 
 
 def _descended(problem: Problem, best: Candidate, deadline: float) -> Candidate:
