@@ -21,7 +21,7 @@ from actsolve.errors import ActsolveError, InfeasibleBudget
 from actsolve.units import format_seconds
 
 _INTERRUPTED = 130  # as shells have it for a process that Ctrl-C ended
-_EVERY_S = 5.0  # between lines on a solve where stderr is no terminal
+_EVERY_S = 2.0  # between lines on a solve where stderr is no terminal
 
 
 class Session:
