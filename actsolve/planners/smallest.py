@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from actsolve.errors import InfeasibleBudget
 from actsolve.plan import Plan, Status
-from actsolve.planners.improve import Candidate, candidate, simulations
+from actsolve.planners.improve import Candidate, candidate
 from actsolve.planners.keep_all import keep_all
 from actsolve.planners.lifetimes import write_memory_rows
 from actsolve.planners.lp import INFINITY, Limits, solve
@@ -21,16 +21,16 @@ from actsolve.planners.windows import Windows, windows
 from actsolve.problem import Problem
 
 _UNLIMITED = 1 << 62
-_NARROWEST, _WIDENING = 12, 2.5  # backward ops: windows of half a transformer layer find most of what there is
+_NARROWEST, _WIDENING = 12, 4  # backward ops: windows of half a transformer layer find most of what there is
 _PEAK_GAP = 0.01
-_TIME_LIMIT_S = 10.0  # the last per cent takes minutes, and leaves no room to save time in
+_TIME_LIMIT_S = 10.0
 
 
 def smallest_budget(problem: Problem, options: PlannerOptions | None = None) -> tuple[int, Plan]:
     """Return the smallest budget found, in bytes, and a plan that meets it.
 
-    It is the least exact peak among those of the baselines, of the MILP that minimises the peak in place of the time, and
-    of what local search makes of the best of these. The budget of ``problem`` is not looked at. The plan is not
+    It is the least exact peak among those of the baselines and of the MILP that minimises the peak in place of the time. Not
+    less: what only a search over exact schedules reaches is a budget at which the MILP can prove nothing. The budget of ``problem`` is not looked at. The plan is not
     minimised for time: hand its kept values to `milp` as a seed, at that budget.
 
     Raises:
@@ -50,7 +50,6 @@ def smallest_budget(problem: Problem, options: PlannerOptions | None = None) -> 
         best = found
     if best is None:
         raise InfeasibleBudget("no plan was found at any budget", why="the pinned values leave none")
-    best = _descended(problem, best, deadline)
     return best.peak_bytes, Plan("milp", best.kept, best.early, Status.FEASIBLE, note="smallest budget found")
 
 
@@ -59,18 +58,21 @@ def _rank(plan: Candidate) -> tuple[int, float]:
 
 
 def _least_peak(problem: Problem, options: PlannerOptions, seed: Candidate | None, deadline: float) -> Candidate | None:
-    """Solve the MILP for the least peak over wider and wider windows, each pass from the plan of the one before."""
+    """Solve the MILP for the least peak, over windows that widen until a plan beats the seed.
+
+    Not beyond that: the last per cent of the peak takes minutes, and leaves no room in which to save time.
+    """
     n_backward = len(problem.graph.ops) - problem.graph.n_forward
-    best, width = seed, _NARROWEST
+    width = _NARROWEST
     while time.perf_counter() < deadline:
         found = windows(problem, width if width < n_backward else None)
-        new = _least_peak_within(problem, options, found, best, deadline)
-        if new is not None and (best is None or _rank(new) < _rank(best)):
-            best = new
+        new = _least_peak_within(problem, options, found, seed, deadline)
+        if new is not None and (seed is None or _rank(new) < _rank(seed)):
+            return new
         if found.whole:
             break
-        width = round(width * _WIDENING)
-    return best
+        width *= _WIDENING
+    return None
 
 
 def _least_peak_within(
@@ -89,24 +91,3 @@ def _least_peak_within(
     if solution.x is None:
         return None
     return candidate(problem, decisions_of(columns, solution.x), early_replays(columns, solution.x))
-
-
-def _descended(problem: Problem, best: Candidate, deadline: float) -> Candidate:
-    """Drop or keep one value at a time while the peak falls; first those that are live at the peak."""
-    graph, tries = problem.graph, simulations(problem)
-    while tries > 0:
-        sizes = {v: graph.values[v].size_bytes for v in graph.decidable}
-        moves = sorted(sizes, key=lambda v: (v not in best.kept, -sizes[v], v))
-        for v in moves:
-            if tries <= 0 or time.perf_counter() > deadline:
-                return best
-            if v in problem.pinned_keep or v in problem.pinned_recompute or not sizes[v]:
-                continue
-            tries -= 1
-            new = candidate(problem, best.kept ^ {v}, best.early)
-            if _rank(new) < _rank(best):
-                best = new
-                break
-        else:
-            return best
-    return best
