@@ -29,9 +29,10 @@ _TIME_LIMIT_S = 10.0
 def smallest_budget(problem: Problem, options: PlannerOptions | None = None) -> tuple[int, Plan]:
     """Return the smallest budget found, in bytes, and a plan that meets it.
 
-    It is the least exact peak among those of the baselines and of the MILP that minimises the peak in place of the time. Not
-    less: what only a search over exact schedules reaches is a budget at which the MILP can prove nothing. The budget of ``problem`` is not looked at. The plan is not
-    minimised for time: hand its kept values to `milp` as a seed, at that budget.
+    It is the least exact peak among those of the baselines and of the MILP that minimises the peak in place of the
+    time. Not less: what only a search over exact schedules reaches is a budget at which the MILP can prove nothing.
+    The budget of ``problem`` is not looked at. The plan is not minimised for time: hand it to `milp` as a seed, at
+    that budget.
 
     Raises:
         UsageError: a pin cannot be honoured.
