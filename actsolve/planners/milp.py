@@ -31,6 +31,7 @@ _EPSILON_S = 1e-9
 _NARROWEST = 12  # backward ops: about half a transformer layer
 _WIDENING = 4
 _DEMANDS = 4000  # step columns of a model that is solved only in the hope of a better plan
+_SECOND_PASS_S = 5.0  # for such a pass at least
 
 
 def milp(problem: Problem, options: PlannerOptions | None = None) -> Plan:
@@ -136,7 +137,7 @@ class _Search:
         now = time.perf_counter()
         deadline = self.deadline
         if self._solved and self.best is not None:
-            deadline = min(deadline, now + max(2.0, now - self.begin))
+            deadline = min(deadline, now + max(_SECOND_PASS_S, now - self.begin))
         while True:
             outcome = _solve_windows(self.problem, self.options, found, self.best, deadline)
             self._take(found, outcome)
