@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from actsolve.capture.torch_internals import FakeTensorMode
+from actsolve.capture.torch_internals import fake_building
 from actsolve.errors import ActsolveError, UsageError
 from actsolve.json_file import shown
 from actsolve.training_step import TrainingStep
@@ -46,7 +46,8 @@ def load_target(target: str, overrides: Sequence[str] = (), *, fake: bool = Fals
     factory = _factory_of(target)
     arguments = _arguments(target, factory, overrides)
     torch.manual_seed(_SEED)  # two loads of one target are equal
-    with _user_code(target, "cannot be built", hint=_fake_hint if fake else None), _fake_tensors(fake):
+    building = fake_building() if fake else contextlib.nullcontext()
+    with _user_code(target, "cannot be built", hint=_fake_hint if fake else None), building:
         step = factory(**arguments)
     return _checked(target, step)
 
@@ -231,15 +232,6 @@ _READ: dict[type, Callable[[str], Any]] = {bool: _bool, int: int, float: float, 
 
 
 # -- running the user's code -------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _fake_tensors(fake: bool) -> Iterator[None]:
-    if not fake:
-        yield
-        return
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
-        yield
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from actsolve.capture.captured import capture
 from actsolve.capture.torch_internals import FakeTensor
 from actsolve.errors import UsageError
 from actsolve.target import load_target
@@ -184,6 +185,38 @@ def test_what_cannot_be_used_is_one_message(case: str, folder: Path) -> None:
     assert raised.value.exit_code == 2
     assert re.search(pattern, message), message
     assert len(message.splitlines()) <= 4 and "Traceback" not in message
+
+
+CONVERTED = """
+import torch
+from torch import nn
+from actsolve import TrainingStep
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.rnn, self.norm = nn.Embedding(9, 8), nn.LSTM(8, 8, batch_first=True), nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, 9, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, x):
+        return self.head(self.norm(self.rnn(self.tokens(x))[0].transpose(1, 2)).transpose(1, 2))
+
+def step():
+    model = Tied().to("cpu").to(torch.float64).train()
+    return TrainingStep(model, (torch.zeros(2, 3, dtype=torch.int64),), loss_fn=lambda y: y.sum())
+"""
+
+
+def test_fake_modules_can_be_converted(folder: Path) -> None:
+    """``module.to`` of fake tensors raises in torch itself."""
+    (folder / "converted.py").write_text(CONVERTED)
+    fake, real = (load_target("converted.py:step", fake=fake).model for fake in (True, False))
+    assert fake.head.weight is fake.tokens.weight
+    shapes = [{name: (t.shape, t.dtype) for name, t in m.state_dict().items()} for m in (fake, real)]
+    assert shapes[0] == shapes[1] and shapes[0]["norm.running_mean"][1] == torch.float64
+    graphs = [capture(load_target("converted.py:step", fake=fake)).graph for fake in (True, False)]
+    assert graphs[0].fingerprint == graphs[1].fingerprint
 
 
 def test_under_fake_tensors_the_message_says_so(folder: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -32,6 +32,7 @@ __all__ = [
     "annotate",
     "compile_joint",
     "export_joint",
+    "fake_building",
     "input_role",
     "preserved_annotations",
     "storage_key",
@@ -83,6 +84,37 @@ def _fresh(export: JointExport) -> JointExport:
     state = export._aot_state
     metadata = dataclasses.replace(state.fw_metadata)
     return dataclasses.replace(export, _aot_state=dataclasses.replace(state, fw_metadata=metadata))
+
+
+@contextlib.contextmanager
+def fake_building() -> Iterator[None]:
+    """Build modules and inputs of fake CPU tensors: shapes and dtypes without memory.
+
+    ``module.to(...)`` and its kin, which swap the contents of tensors, refuse fake ones; here they set new parameters. A
+    parameter that modules share stays shared.
+    """
+    made: dict[tuple[int, int], tuple[Any, torch.Tensor, torch.Tensor]] = {}
+
+    def converted(fn: Callable[[torch.Tensor], torch.Tensor], old: torch.Tensor) -> torch.Tensor:
+        if (id(fn), id(old)) not in made:
+            with torch.no_grad():
+                new = fn(old)
+            if isinstance(old, torch.nn.Parameter):
+                new = torch.nn.Parameter(new, requires_grad=old.requires_grad)
+            made[id(fn), id(old)] = (fn, old, new)  # the first two are held, so that their ids stay theirs
+        return made[id(fn), id(old)][2]
+
+    def apply(self: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> torch.nn.Module:
+        for child in self.children() if recurse else ():
+            child._apply(fn)  # type: ignore[no-untyped-call]
+        for tensors in (self._parameters, self._buffers):
+            for name, old in tensors.items():
+                if old is not None:
+                    tensors[name] = converted(fn, old)  # type: ignore[assignment]
+        return self
+
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"), mock.patch.object(torch.nn.Module, "_apply", apply):
+        yield
 
 
 @dataclass(frozen=True)

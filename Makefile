@@ -1,0 +1,12 @@
+.PHONY: check lint types test
+
+check: lint types test
+
+lint:
+	ruff check .
+
+types:
+	mypy
+
+test:
+	pytest -q
