@@ -112,13 +112,17 @@ def _places(planned: Planned, heading: str, place: Callable[[Op], str]) -> list[
         return []
     ranked = sorted(runs, key=lambda key: (-seconds[key], key))
     rows = [
-        (shown(key), f"{runs[key]} ops", format_seconds(seconds[key]), format_bytes(sizes[key])) for key in ranked[:_MOST_ROWS]
+        (shown(key), _ops(runs[key]), format_seconds(seconds[key]), format_bytes(sizes[key])) for key in ranked[:_MOST_ROWS]
     ]
     if rest := ranked[_MOST_ROWS:]:
         left = (sum(counter[key] for key in rest) for counter in (runs, seconds, sizes))
         n, s, b = left
-        rows.append((f"{len(rest)} more", f"{n} ops", format_seconds(s), format_bytes(b)))
+        rows.append((f"{len(rest)} more", _ops(n), format_seconds(s), format_bytes(b)))
     return [heading, *aligned(rows, numbers={1, 2, 3})]
+
+
+def _ops(n: int) -> str:
+    return "1 op" if n == 1 else f"{n} ops"
 
 
 def _without_numbers(module: str) -> str:
@@ -150,9 +154,11 @@ def _measured(planned: Planned, measured: Mapping[str, Any]) -> list[str]:
     off = (peak - planned.timeline.peak_bytes + planned.static.reserve) / peak
     within = "within the budget" if peak <= planned.problem.budget_bytes else "OVER THE BUDGET"
     equal = "bitwise equal" if same == "bitwise" else f"largest relative difference {same:.3g}"
+    ratio, low, high = (x - 1 for x in measured["step_ratio"])
+    interval = f"{ratio:+.1%} (95% interval {low:+.1%} to {high:+.1%}, {measured['pairs']} pairs)"
     rows = [
         ("peak", format_bytes(peak), f"{within}, {off:+.2%} from predicted; eager {format_bytes(eager_peak)}"),
-        ("step", format_seconds(step_s), f"{_signed(step_s - eager_s, eager_s)} against eager, {format_seconds(eager_s)}"),
+        ("step", format_seconds(step_s), f"{interval} against eager, {format_seconds(eager_s)}"),
         ("against eager", "", f"loss, outputs, gradients, buffers and random state over 3 steps: {equal}"),
     ]
     return aligned(rows, numbers={1})
@@ -173,7 +179,3 @@ def _notes(planned: Planned) -> list[str]:
 
 def _share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole > 0 else "-"
-
-
-def _signed(part: float, whole: float) -> str:
-    return f"{part / whole:+.1%}" if whole > 0 else "-"
