@@ -85,6 +85,7 @@ def a_backward_edge() -> object:
 MESSAGES: dict[str, Callable[[], object]] = {
     "a size that is none": lambda: parse_bytes("lots", what="--mem-budget"),
     "a unit that is none": lambda: parse_bytes("8 parsecs", what="--mem-budget"),
+    "a size with a space": lambda: parse_bytes("8 GB", what="--mem-budget"),
     "a size that is too large": lambda: parse_bytes("9999999TiB", what="--host-budget"),
     "a planner that is none": lambda: plan(PROBLEM, "magic"),
     "a pin on nothing": lambda: plan(replace(PROBLEM, pinned_keep=frozenset({0})), "milp"),
