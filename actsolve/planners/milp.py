@@ -119,7 +119,7 @@ class _Search:
         self.begin = begin
         self.deadline = begin + options.time_limit_s
         self._solved = 0  # passes that were not infeasible
-        self._gained = False  # whether the last pass found a better plan
+        self._gained = False  # whether the last pass found a plan that is better by more than the gap
         self._interrupted = False
 
     def over(self, found: Windows) -> bool:
@@ -140,25 +140,29 @@ class _Search:
             deadline = min(deadline, now + max(_SECOND_PASS_S, now - self.begin))
         while True:
             outcome = _solve_windows(self.problem, self.options, found, self.best, deadline)
-            self._take(found, outcome)
-            if not self._gained or outcome.solution.outcome is not Outcome.FEASIBLE or deadline >= self.deadline:
+            better = self._take(found, outcome)
+            if not better or outcome.solution.outcome is not Outcome.FEASIBLE or deadline >= self.deadline:
                 return
             deadline = self.deadline  # wide windows pay here
 
-    def _take(self, found: Windows, outcome: _Outcome) -> None:
+    def _take(self, found: Windows, outcome: _Outcome) -> bool:
+        """Note what a pass found; return whether it is a better plan."""
         self._interrupted = outcome.solution.interrupted
         if outcome.solution.outcome is Outcome.INFEASIBLE:
             self.proven_infeasible = found.whole
-            return
+            return False
         first = self._solved == 0
         self._solved += 1
         before = self.best
-        self._gained = outcome.best is not None and (before is None or outcome.best.extra_s < before.extra_s - _EPSILON_S)
-        if self._gained:
+        better = outcome.best is not None and (before is None or outcome.best.extra_s < before.extra_s - _EPSILON_S)
+        self._gained = False
+        if outcome.best is not None and better:
             self.best = outcome.best
+            self._gained = before is None or outcome.best.extra_s < before.extra_s * (1 - self.options.gap)
         # The bound is that of the widest class that was solved to its gap, or else of one that the plan is of.
-        if first or self._gained or outcome.solution.outcome is Outcome.OPTIMAL:
+        if first or better or outcome.solution.outcome is Outcome.OPTIMAL:
             self.bound_s = outcome.bound_s
+        return better
 
 
 @dataclass(frozen=True)
