@@ -69,8 +69,13 @@ class Reserve:
         return self.size_bytes + int(self.share * budget_bytes)
 
     def budget_for(self, needed_bytes: int) -> int:
-        """Return a budget that holds ``needed_bytes`` and the reserve, with at most a byte to spare."""
-        return math.ceil((needed_bytes + self.size_bytes) / (1 - self.share))
+        """Return the smallest budget that holds ``needed_bytes`` and the reserve."""
+        budget = math.ceil((needed_bytes + self.size_bytes) / (1 - self.share))
+        while budget - self.of(budget) < needed_bytes:  # rounded, it may be a few bytes off either way
+            budget += 1
+        while budget > 0 and budget - 1 - self.of(budget - 1) >= needed_bytes:
+            budget -= 1
+        return budget
 
 
 def static_memory(

@@ -1,0 +1,138 @@
+"""Settings, plans loaded from files, and what is known where nothing fits: `actsolve.planning` and `actsolve.api`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import actsolve
+from actsolve.api import module_of
+from actsolve.errors import FileFormatError, InfeasibleBudget, UsageError
+from actsolve.planned import Attempt, Planned
+from actsolve.planners import PLANNERS
+from actsolve.planning import Listener, Settings, attempts, plan_training_step, planned_from_file, prepare
+from actsolve.static_memory import Reserve
+from actsolve.training_step import TrainingStep
+
+
+class Net(nn.Module):
+    def __init__(self, depth: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Dropout(0.1)) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+X = torch.linspace(-1, 1, 64 * 16).view(64, 16)
+FAST = Settings(hardware="a100", optimizer="sgd", reserve_bytes=0)
+
+
+def a_step(depth: int = 4) -> TrainingStep:
+    return TrainingStep(Net(depth), (X,))
+
+
+def losses(module: nn.Module, steps: int = 3) -> list[float]:
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    torch.manual_seed(1)
+    found = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = module(X)
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def test_a_saved_plan_is_not_solved_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = actsolve.optimize(Net(), (X,), mem_budget=0.8, hardware="a100", optimizer="sgd", reserve_bytes=0)
+    first.plan.save(tmp_path / "plan.json")
+    monkeypatch.setitem(PLANNERS, "milp", None)  # it cannot be called any more
+    for plan in (tmp_path / "plan.json", str(tmp_path / "plan.json"), first.plan):
+        again = actsolve.optimize(Net(), (X,), plan=plan, hardware="a100", optimizer="sgd", reserve_bytes=0)
+        assert again.plan.steps == first.plan.steps and again.plan.budget_bytes == first.plan.budget_bytes
+        assert "The plan was loaded" in again.report()
+        assert again.plan.gap is None
+    assert losses(again) == losses(Net())
+
+
+def test_a_plan_of_another_model_or_too_large_is_refused() -> None:
+    captured, planned = plan_training_step(a_step(), 1.0, FAST)
+    with pytest.raises(FileFormatError, match="made for another training step"):
+        planned_from_file(a_step(5), planned.plan_file, FAST)
+    with pytest.raises(InfeasibleBudget, match="the loaded plan does not fit") as raised:
+        planned_from_file(a_step(), planned.plan_file, Settings(hardware="a100", optimizer="adamw", reserve_bytes=0))
+    assert isinstance(raised.value.attempt, Attempt)
+    assert captured.graph.fingerprint == planned.graph.fingerprint
+
+
+def test_a_budget_or_a_plan_is_needed() -> None:
+    with pytest.raises(UsageError, match="mem_budget is missing"):
+        actsolve.optimize(Net(), (X,))
+    with pytest.raises(UsageError, match="offloading is not available"):
+        actsolve.optimize(Net(), (X,), mem_budget=0.8, host_budget="1GiB")
+
+
+def test_a_planned_step_becomes_a_module() -> None:
+    step = a_step()
+    captured, planned = plan_training_step(step, 0.8, FAST)
+    module = module_of(step, captured, planned)
+    assert losses(module) == losses(Net())
+    with pytest.raises(UsageError, match="was not planned for these inputs"):
+        module(X[:3])
+
+
+def test_every_planner_has_its_say() -> None:
+    found = attempts(prepare(a_step(), 0.8, FAST), FAST)
+    assert list(found) == ["milp", "keep_all", "sqrt_l", "per_layer"]
+    assert found["milp"].fits and not found["keep_all"].fits
+    assert all(isinstance(a, Planned) for a in found.values())
+    nothing = attempts(prepare(a_step(), 1000, FAST), FAST)
+    assert not any(a.fits for a in nothing.values())
+    assert not isinstance(nothing["milp"], Planned) and nothing["milp"].as_json()["predicted"] is None
+
+
+def test_what_is_being_done_is_told() -> None:
+    stages: list[str] = []
+    plan_training_step(a_step(), "min", FAST, listener=Listener(stages.append))
+    assert stages == ["tracing", "costing ops", "searching for the smallest budget", "planning by milp"]
+
+
+def test_a_loss_that_is_outside() -> None:
+    outside = TrainingStep(nn.Linear(16, 16), (X,))
+    assert not plan_training_step(outside, 1.0, FAST)[1].loss_inside
+    inside = TrainingStep(nn.Linear(16, 16), (X,), loss_fn=lambda y: y.sum())
+    assert plan_training_step(inside, 1.0, FAST)[1].loss_inside
+    assert plan_training_step(a_step(), 1.0, FAST)[1].loss_inside
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"grads": "maybe"}, "grads='maybe' is not known"),
+        ({"planner": "magic"}, "no planner is called 'magic'"),
+        ({"gap": -0.1}, "cannot use gap=-0.1"),
+        ({"gap": float("inf")}, "cannot use gap=inf"),
+        ({"time_limit_s": 0.0}, "cannot use a time limit of 0.0 s"),
+        ({"reserve_bytes": -1}, "cannot use reserve_bytes=-1"),
+    ],
+)
+def test_settings_that_cannot_be_used(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Settings(**given)
+
+
+def test_a_reserve_leaves_room_for_what_is_needed() -> None:
+    for reserve in (Reserve(), Reserve(size_bytes=1000), Reserve(share=0.05), Reserve(size_bytes=7, share=0.3)):
+        for needed in (0, 1, 19, 20, 21, 12345, 10**12 + 1):
+            budget = reserve.budget_for(needed)
+            assert budget - reserve.of(budget) >= needed
+            assert budget == 0 or budget - 1 - reserve.of(budget - 1) < needed
