@@ -22,7 +22,6 @@ from actsolve.planners.moments import MemoryRows
 from actsolve.planners.options import PlannerOptions, Progress
 from actsolve.planners.per_layer import per_layer
 from actsolve.planners.sqrt_l import sqrt_l
-from actsolve.planners.symmetry import write_order_rows
 from actsolve.planners.windows import Windows, windows
 from actsolve.problem import Problem
 
@@ -234,7 +233,6 @@ def build(problem: Problem, found: Windows, room_bytes: int) -> tuple[Columns, M
     columns = decision_columns(problem, found, time_scale)
     rows = MemoryRows(columns, room_bytes, unit=memory_unit(problem))
     write_memory_rows(problem, columns, rows)
-    write_order_rows(problem, columns)
     return columns, rows, time_scale
 
 
