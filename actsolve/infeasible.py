@@ -14,6 +14,8 @@ from actsolve.simulate import Timeline, simulate
 from actsolve.static_memory import Reserve, StaticMemory
 from actsolve.units import format_bytes
 
+_LOSSES = ("log_softmax", "nll_loss", "cross_entropy")
+
 
 def infeasible_budget(
     problem: Problem, result: Plan, static: StaticMemory, reserve: Reserve, smallest: tuple[int, Plan], time_limit_s: float
@@ -42,9 +44,20 @@ def infeasible_budget(
         what,
         where=_where(timeline),
         why=f"the smallest peak found is {format_bytes(timeline.peak_bytes)}: {_listed(timeline, at_smallest)}",
-        try_=f"--mem-budget {smallest_bytes} ({format_bytes(smallest_bytes)}), the smallest found to work; or a smaller batch",
+        try_=f"--mem-budget {smallest_bytes} ({format_bytes(smallest_bytes)}), the smallest found to work; or {_help(timeline)}",
         smallest_bytes=smallest_bytes,
     )
+
+
+def _help(timeline: Timeline) -> str:
+    """What would lower the peak."""
+    problem, static_bytes = timeline.problem, timeline.problem.static_bytes
+    held_bytes = sum(problem.graph.values[v].size_bytes for v in problem.graph.gradients)
+    if static_bytes + held_bytes + problem.optimizer_bytes >= 0.99 * timeline.peak_bytes:  # the loss is held too
+        return "an optimizer with less state, or a smaller model"
+    op = timeline.schedule.steps[timeline.peak_step].op if timeline.peak_step < len(timeline.schedule.steps) else None
+    in_loss = op is not None and any(word in problem.graph.ops[op].target for word in _LOSSES)
+    return "the loss in chunks, or a smaller batch" if in_loss else "a smaller batch"
 
 
 def baseline_too_large(timeline: Timeline, name: str) -> InfeasibleBudget:

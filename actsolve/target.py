@@ -30,26 +30,51 @@ from actsolve.training_step import TrainingStep
 _FORMS = "a name of the zoo, path/file.py:factory, or package.module:factory"
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _SEED = 0
+_FAKE_HINT = "--real, if it is that this code reads the values of tensors: it was built without any, of fake tensors"
 
 
-def load_target(target: str, overrides: Sequence[str] = (), *, fake: bool = False) -> TrainingStep:
-    """Return the training step that the factory of ``target`` makes. Executes the target's code.
+class Target:
+    """A factory of training steps, as the user named it. Finding it executes the code that it is in.
 
     Args:
-        target: A zoo name, ``path/file.py:factory`` or ``package.module:factory``.
-        overrides: Keyword arguments for the factory, as ``name=value``.
-        fake: Build it of fake tensors: shapes without memory, for models of any size. It can be planned, not run.
+        name: A zoo name, ``path/file.py:factory`` or ``package.module:factory``.
 
     Raises:
-        UsageError: there is no such target, its code fails, or an override does not suit it.
+        UsageError: there is no such target, or its code fails.
     """
-    factory = _factory_of(target)
-    arguments = _arguments(target, factory, overrides)
-    torch.manual_seed(_SEED)  # two loads of one target are equal
-    building = fake_building() if fake else contextlib.nullcontext()
-    with _user_code(target, "cannot be built", hint=_fake_hint if fake else None), building:
-        step = factory(**arguments)
-    return _checked(target, step)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._factory = _factory_of(name)
+
+    def step(self, overrides: Sequence[str] = (), *, fake: bool = False) -> TrainingStep:
+        """Return the training step that the factory makes.
+
+        Args:
+            overrides: Keyword arguments for the factory, as ``name=value``.
+            fake: Build it of fake tensors: shapes without memory, for models of any size. It can be planned, not run.
+
+        Raises:
+            UsageError: the factory fails or returns something else, or an override does not suit it.
+        """
+        arguments = _arguments(self.name, self._factory, overrides)
+        torch.manual_seed(_SEED)  # two steps of one target are equal
+        building = fake_building() if fake else contextlib.nullcontext()
+        with _user_code(self.name, "cannot be built", hint=_FAKE_HINT if fake else None), building:
+            step = self._factory(**arguments)
+        return _checked(self.name, step)
+
+    def setting(self, name: str, overrides: Sequence[str] = ()) -> Any:
+        """Return the value of a keyword argument, from the overrides or by default; None if there is none."""
+        arguments = _arguments(self.name, self._factory, overrides)
+        parameter = _accepted(self._factory)[0].get(name)
+        default = None if parameter is None or parameter.default is parameter.empty else parameter.default
+        return arguments.get(name, default)
+
+
+def load_target(name: str, overrides: Sequence[str] = (), *, fake: bool = False) -> TrainingStep:
+    """Return the training step of a target: `Target` and `Target.step` in one."""
+    return Target(name).step(overrides, fake=fake)
 
 
 # -- from a name to a factory ------------------------------------------------------------------------------------------
@@ -235,14 +260,14 @@ _READ: dict[type, Callable[[str], Any]] = {bool: _bool, int: int, float: float, 
 
 
 @contextlib.contextmanager
-def _user_code(target: str, what: str, hint: Callable[[BaseException], str | None] | None = None) -> Iterator[None]:
+def _user_code(target: str, what: str, hint: str | None = None) -> Iterator[None]:
     """Turn whatever the user's code raises into one message; Ctrl-C goes through."""
     try:
         yield
     except ActsolveError:
         raise
     except (Exception, SystemExit) as error:
-        _fail(target, what, error, hint(error) if hint is not None else None)
+        _fail(target, what, error, hint)
 
 
 def _fail(target: str, what: str, error: BaseException, try_: str | None = None) -> NoReturn:
@@ -251,10 +276,6 @@ def _fail(target: str, what: str, error: BaseException, try_: str | None = None)
         text = [error.msg]
     reason = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
     raise UsageError(f"{shown(target)} {what}", where=_place_of(error), why=shown(reason), try_=try_) from error
-
-
-def _fake_hint(error: BaseException) -> str | None:
-    return "--real, if it is that this code reads the values of tensors: it was built without any, of fake tensors"
 
 
 def _place_of(error: BaseException) -> str | None:

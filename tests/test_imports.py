@@ -46,12 +46,13 @@ TREE = (
     "planning",
     "api",
     "target",
+    "smaller_batch",
     "cli/*",
     "__main__",
 )
 
 # At the top of the file.
-TORCH = {"training_step", "capture/*", "runtime/*", "cost/*", "lower", "module", "planning", "api", "target"}
+TORCH = {"training_step", "capture/*", "runtime/*", "cost/*", "lower", "module", "planning", "api", "target", "smaller_batch"}
 TORCH_LATER = {"cli/*", "__main__"}  # only inside functions, so that `actsolve --help` is quick
 SOLVERS = {"planners/*"}
 

@@ -9,6 +9,7 @@ import typer
 
 from actsolve.cli import flags
 from actsolve.cli.session import session
+from actsolve.errors import InfeasibleBudget
 
 
 def optimize(
@@ -38,8 +39,9 @@ def optimize(
         from actsolve.planning import Listener, plan_training_step
         from actsolve.report.plan_text import plan_text
         from actsolve.runtime.measured_run import measure_runs
+        from actsolve.smaller_batch import with_batch
         from actsolve.static_memory import parse_budget
-        from actsolve.target import load_target
+        from actsolve.target import Target
 
         parse_budget(mem_budget)
         flags.require_writable(out)
@@ -57,9 +59,13 @@ def optimize(
             recompute=recompute,
         )
         s.stage(f"building {target}")
-        step = load_target(target, overrides, fake=flags.is_fake(fake, runs=run, hardware=hardware))
+        loaded = Target(target)
+        step = loaded.step(overrides, fake=flags.is_fake(fake, runs=run, hardware=hardware))
         listener = Listener(s.stage, s.measuring, s.solving)
-        captured, planned = plan_training_step(step, mem_budget, settings, target=target, listener=listener)
+        try:
+            captured, planned = plan_training_step(step, mem_budget, settings, target=target, listener=listener)
+        except InfeasibleBudget as error:
+            raise with_batch(error, loaded, overrides, settings, listener) from None
         if out is not None:
             planned.plan_file.save(out)
         measured = None
