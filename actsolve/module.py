@@ -18,11 +18,12 @@ from torch.utils import _pytree as pytree
 
 from actsolve.capture.captured import Captured
 from actsolve.capture.joint import call_step
-from actsolve.capture.torch_internals import BoxedCodeGen, compile_joint
+from actsolve.capture.torch_internals import compile_joint
 from actsolve.errors import UsageError
 from actsolve.lower import lower
 from actsolve.planned import Planned
 from actsolve.report.plan_text import plan_text
+from actsolve.runtime.boxed import boxed_function
 from actsolve.schedule import Schedule
 from actsolve.training_step import TrainingStep
 
@@ -60,14 +61,7 @@ def compile_schedule(captured: Captured, schedule: Schedule) -> Callable[..., An
 
 
 def _boxed(module: torch.fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
-    module.graph.set_codegen(BoxedCodeGen())
-    module.recompile()
-
-    def run(args: list[Any]) -> Any:
-        return module.forward(args)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    return boxed_function(module, type(module).__name__.lower())
 
 
 @dataclass
@@ -224,5 +218,3 @@ def _plain(module: torch.nn.Module) -> torch.nn.Module:
     plain: torch.nn.Module = object.__new__(type(module).__mro__[2])
     plain.__dict__.update({k: v for k, v in module.__dict__.items() if k != _RUNTIME})
     return plain
-
-

@@ -20,15 +20,14 @@ from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.fx.graph import CodeGen
 
 __all__ = [
-    "BoxedCodeGen",
     "FakeTensor",
     "FakeTensorMode",
     "InputRole",
     "JointExport",
     "annotation",
+    "bound_kernel",
     "annotate",
     "compile_joint",
     "export_joint",
@@ -192,10 +191,6 @@ def storage_key(tensor: torch.Tensor) -> int:
     return key
 
 
-class BoxedCodeGen(CodeGen):
-    """Code for a function of one list, which it empties: arguments are freed at their last use, as locals are."""
-
-    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, *, expanded_def: bool = False) -> str:
-        names = [name.split(":")[0].split("=")[0].strip() for name in free_vars if name != "self"]
-        unpack = f"    {', '.join(names)}, = boxed\n" if names else ""
-        return f"def {getattr(self, '_func_name', 'forward')}(self, boxed){maybe_return_annotation}:\n{unpack}    boxed.clear()"
+def bound_kernel(target: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what an ATen overload calls: one Python frame less."""
+    return target._op if isinstance(target, torch._ops.OpOverload) else target

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from actsolve.errors import UsageError
+from actsolve.runtime import kernels
 
 
 def device_name(device: torch.device) -> str:
@@ -40,6 +41,7 @@ def environment(device: torch.device) -> str:
         f"float32 matmul {torch.get_float32_matmul_precision()}",
         f"deterministic {torch.are_deterministic_algorithms_enabled()}",
         f"mkldnn {torch.backends.mkldnn.enabled}",
+        f"kernels {kernels.VERSION}",
     ]
     if device.type == "cuda":
         settings += [

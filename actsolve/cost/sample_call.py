@@ -15,6 +15,7 @@ import torch
 from torch.fx import Node
 
 from actsolve.capture.torch_internals import storage_key
+from actsolve.runtime.kernels import kernel_of
 
 Fill = Callable[[torch.Tensor], None]
 """Writes the whole of a flat tensor."""
@@ -68,7 +69,7 @@ def sample_call(node: Node) -> SampleCall:
     kwargs = {name: real[name] for name in node.kwargs}
     written = [p.name for p in parameters if p.alias_info is not None and p.alias_info.is_write]
     tensors = [real[name] for name in written if isinstance(real.get(name), torch.Tensor)]
-    return SampleCall(target, args, kwargs, [(tensor, tensor.clone()) for tensor in tensors])
+    return SampleCall(kernel_of(target, node.args), args, kwargs, [(tensor, tensor.clone()) for tensor in tensors])
 
 
 def storage_bytes(node: Node) -> int:
