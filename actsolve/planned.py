@@ -39,6 +39,8 @@ class Attempt:
         capture_s: Wall seconds of tracing.
         cost_s: Wall seconds of measuring or modelling op costs.
         loss_inside: Whether the loss is part of the step; if not, memory outside the module is not budgeted.
+        smallest_bytes: Where nothing fits: the smallest budget that a plan was found for.
+        notes: What else is to be said in reports.
     """
 
     target: str
@@ -50,6 +52,7 @@ class Attempt:
     capture_s: float = 0.0
     cost_s: float = 0.0
     loss_inside: bool = True
+    smallest_bytes: int | None = None
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -89,6 +92,7 @@ class Attempt:
             "decisions": {d.value: {"count": 0, "bytes": 0} for d in Decision},
             "keep_all": {"peak_bytes": self.keep_all.peak_bytes, "step_s": self.keep_all.step_s},
             "baselines": {name: _baseline(result).model_dump() for name, result in self.baselines.items()},
+            "smallest_budget_bytes": self.smallest_bytes,
             "notes": list(self.notes),
         }
 

@@ -346,7 +346,7 @@ def _attempt(prepared: Prepared, found: Plan) -> Attempt:
 
 
 def _with_attempt(error: InfeasibleBudget, attempt: Attempt) -> InfeasibleBudget:
-    error.attempt = attempt
+    error.attempt = replace(attempt, smallest_bytes=error.smallest_bytes)
     return error
 
 

@@ -210,7 +210,8 @@ def test_compare_puts_planners_side_by_side() -> None:
 
 
 def test_compare_runs_what_fits(folder: Path) -> None:
-    found = done("compare", "mine.py:step", "--set", "batch=64", "--mem-budget", "100%", "--run")
+    found = done("compare", "mine.py:step", "--set", "batch=64", "--mem-budget", "100%", "--run", "--out", "table.json")
+    assert json.loads(Path("table.json").read_text()) == found
     for name, figures in found["planners"].items():
         assert figures["fits"] == ("measured" in figures), name
         if figures["fits"]:
@@ -223,6 +224,7 @@ def test_compare_where_nothing_fits() -> None:
     assert result.exit_code == 3
     planners = only_object(result.stdout)["planners"]
     assert planners["milp"]["status"] == "infeasible" and planners["milp"]["peak_bytes"] is None
+    assert planners["milp"]["smallest_budget_bytes"] > 10**6
     assert not any(p["fits"] for p in planners.values())
 
 

@@ -66,6 +66,7 @@ def reports() -> dict[str, str]:
             keep_all=timeline(PROBLEM, EVERYTHING),
             baselines={},
             static=STATIC,
+            smallest_bytes=20_000,
         )
     }
     return {

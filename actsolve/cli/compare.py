@@ -27,6 +27,7 @@ def compare(
     time_limit: flags.TimeLimit = 60.0,
     keep: flags.Keep = [],  # noqa: B006
     recompute: flags.Recompute = [],  # noqa: B006
+    out: flags.Out = None,
     as_json: flags.Json = False,
 ) -> None:
     """Show every planner and baseline side by side: peak, step time, and what each costs over keeping everything."""
@@ -41,6 +42,7 @@ def compare(
         from actsolve.target import load_target
 
         parse_budget(mem_budget)
+        flags.require_writable(out)
         settings = flags.settings_from(
             optimizer=optimizer,
             hardware=hardware,
@@ -65,6 +67,8 @@ def compare(
             make = partial(new_optimizer, optimizer)
             measured = measure_runs(step, modules, make, accumulate=settings.grads == "accumulate", stage=s.stage)
         figures = None if measured is None else {name: m.as_json() for name, m in measured.items()}
-        s.result(compare_json(found, figures), compare_text(found, figures))
+        content = compare_json(found, figures)
+        flags.write_result(out, content)
+        s.result(content, compare_text(found, figures))
         if not any(a.fits for a in found.values()):
             raise typer.Exit(3)

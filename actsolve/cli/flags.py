@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from actsolve.errors import UsageError
+from actsolve.json_file import write_json
 from actsolve.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -137,6 +138,16 @@ def is_fake(fake: bool | None, *, runs: bool, hardware: str | None) -> bool:
     if fake and runs:
         raise UsageError("--fake tensors cannot be run", try_="leave out --fake or --run")
     return (not runs and hardware != "auto") if fake is None else fake
+
+
+def write_result(path: Path | None, content: dict[str, Any]) -> None:
+    """Write what ``--json`` prints to a file, if one is named.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    if path is not None:
+        write_json(path, content, what="result")
 
 
 def require_writable(path: Path | None) -> None:

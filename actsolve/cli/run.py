@@ -26,6 +26,7 @@ def run(
     static_bytes: flags.StaticBytes = None,
     reserve: flags.Reserve = None,
     hardware: flags.Hardware = "auto",
+    out: flags.Out = None,
     as_json: flags.Json = False,
 ) -> None:
     """Train some steps on the target's batch with a plan that was saved for it; print each loss and the peak."""
@@ -39,6 +40,7 @@ def run(
         from actsolve.target import load_target
 
         file = load_plan(plan)
+        flags.require_writable(out)
         settings = flags.settings_from(
             optimizer=optimizer, hardware=hardware, grads=grads, static_bytes=static_bytes, reserve=reserve
         )
@@ -62,4 +64,5 @@ def run(
             "step_s": trained.step_s,
             "predicted_step_s": planned.timeline.step_s,
         }
+        flags.write_result(out, content)
         s.result(content, run_text(content))

@@ -103,7 +103,6 @@ class Session:
         known: dict[str, Any] = {}
         if isinstance(error, InfeasibleBudget):
             known = error.attempt.as_json() if error.attempt is not None else {}
-            known["smallest_budget_bytes"] = error.smallest_bytes
         parts = {"what": error.what, "where": error.where, "why": error.why, "try": error.try_}
         self._text, self._content = [], {**known, "error": {"type": type(error).__name__, **parts}}
 

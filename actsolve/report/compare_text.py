@@ -11,6 +11,7 @@ from actsolve.report.table import aligned
 from actsolve.units import format_bytes, format_seconds
 
 _AGAINST = ("sqrt_l", "per_layer")
+_SHARED_FIGURES = ("objective_s", "bound_s", "gap", "step_gap", "solve_s", "decisions", "smallest_budget_bytes")
 
 Measured = Mapping[str, Mapping[str, Any]]
 
@@ -29,6 +30,9 @@ def compare_text(found: Mapping[str, Attempt], measured: Measured | None = None)
     lines += aligned([header, *(_row(name, attempt, found) for name, attempt in found.items())], {2, 3, 4, 5, 6}, "")
     if measured:
         lines += ["", *_measured_lines(measured, budget)]
+    smallest = min((a.smallest_bytes for a in found.values() if a.smallest_bytes is not None), default=None)
+    if smallest is not None:
+        lines += ["", f"the smallest budget found to work: {format_bytes(smallest)} ({smallest} bytes)"]
     lines += ["", f"costs: {shown(one.problem.costs.source)}"]
     return "\n".join(lines) + "\n"
 
@@ -55,7 +59,7 @@ def _figures(name: str, attempt: Attempt, found: Mapping[str, Attempt]) -> dict[
         "step_s": step_s,
         "overhead": None if step_s is None or base_s <= 0 else (step_s - base_s) / base_s,
         "below": {other: _below(attempt, found.get(other)) for other in _AGAINST if other != name},
-        **{key: figures[key] for key in ("objective_s", "bound_s", "gap", "step_gap", "solve_s", "decisions")},
+        **{key: figures[key] for key in _SHARED_FIGURES},
         "note": attempt.plan.note,
     }
 

@@ -111,9 +111,7 @@ def _places(planned: Planned, heading: str, place: Callable[[Op], str]) -> list[
     if not runs:
         return []
     ranked = sorted(runs, key=lambda key: (-seconds[key], key))
-    rows = [
-        (shown(key), _ops(runs[key]), format_seconds(seconds[key]), format_bytes(sizes[key])) for key in ranked[:_MOST_ROWS]
-    ]
+    rows = [(shown(key), _ops(runs[key]), format_seconds(seconds[key]), format_bytes(sizes[key])) for key in ranked[:_MOST_ROWS]]
     if rest := ranked[_MOST_ROWS:]:
         left = (sum(counter[key] for key in rest) for counter in (runs, seconds, sizes))
         n, s, b = left
