@@ -22,8 +22,19 @@ aten = torch.ops.aten
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.15, 1.0])
 @pytest.mark.parametrize("train", [True, False])
 def test_dropout_is_that_of_aten_to_the_bit(dtype: torch.dtype, p: float, train: bool) -> None:
-    x = torch.randn(7, 5, 3, dtype=dtype).transpose(0, 1)
-    x[0, 0] = torch.tensor([float("inf"), float("nan"), -0.0])
+    values = torch.randn(8, 6, 4, 4, dtype=dtype)
+    values[0, 0, 0] = torch.tensor([float("inf"), float("nan"), -0.0, float("-inf")])
+    for x in (
+        values,
+        values.transpose(0, 1),
+        values.to(memory_format=torch.channels_last),
+        values[::2],
+        values[:1].expand(4, -1, -1, -1),
+    ):
+        _assert_same_dropout(x, p, train)
+
+
+def _assert_same_dropout(x: torch.Tensor, p: float, train: bool) -> None:
     torch.manual_seed(3)
     expected, mask = aten.native_dropout.default(x, p, train)
     state = torch.get_rng_state()
@@ -33,7 +44,10 @@ def test_dropout_is_that_of_aten_to_the_bit(dtype: torch.dtype, p: float, train:
     assert found.stride() == expected.stride() and found_mask.stride() == mask.stride()
     assert torch.equal(torch.get_rng_state(), state)
     scale = 1 / (1 - p) if p < 1 else 0.0
-    assert bitwise_equal(dropout_backward(x, mask, scale), aten.native_dropout_backward.default(x, mask, scale))
+    for gradient in (x, torch.randn_like(mask, dtype=x.dtype)):
+        expected = aten.native_dropout_backward.default(gradient, mask, scale)
+        found = dropout_backward(gradient, mask, scale)
+        assert bitwise_equal(found, expected) and found.stride() == expected.stride()
 
 
 def test_kernels_of_our_own_are_for_float32_and_float64_on_a_cpu() -> None:

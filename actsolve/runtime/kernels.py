@@ -1,8 +1,8 @@
 """Kernels that give bit for bit what a traced ATen call gives, in less time.
 
-Dropout on a CPU: ``native_dropout`` multiplies by a mask of booleans, which is converted element by element; the same bytes
-read as integers are converted by vector instructions. Measured on 16 x 65 x 768 float32 values, one thread: the backward takes
-0.25 ms for 5.7 ms, and the forward no longer than eager's.
+Dropout on a CPU: ``native_dropout`` multiplies by a mask of booleans, which is converted element by element into a tensor of its
+own. The same bytes read as integers are converted by vector instructions, and here into what becomes the result. Measured on
+16 x 65 x 768 float32 values, one thread: the backward takes 0.2 ms for 5.7 ms, and the forward no longer than eager's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.fx import Node
 
 aten = torch.ops.aten
 
-VERSION = 1  # to be raised with any change here, for costs that were measured before are then of other kernels
+VERSION = 2  # to be raised with any change here, for costs that were measured before are then of other kernels
 
 _EXACT = (torch.float32, torch.float64)  # half precisions round in between, each form in its own way
 
@@ -38,12 +38,19 @@ def dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor
     if not train or p == 1:
         return aten.native_dropout.default(x, p, train)  # type: ignore[no-any-return]
     mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p)
-    return torch.mul(x, mask.view(torch.uint8)).mul_(1 / (1 - p)), mask
+    return _masked(x, mask, 1 / (1 - p)), mask
 
 
 def dropout_backward(gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     """``native_dropout_backward``."""
-    return torch.mul(gradient, mask.view(torch.uint8)).mul_(scale)
+    if gradient.stride() != mask.stride():
+        return aten.native_dropout_backward.default(gradient, mask, scale)  # type: ignore[no-any-return]
+    return _masked(gradient, mask, scale)
+
+
+def _masked(x: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return ``x * mask * scale``: the mask is 0 or 1, so that multiplying by the scale first rounds nothing."""
+    return mask.view(torch.uint8).to(x.dtype).mul_(scale).mul_(x)
 
 
 _QUICKER: dict[Any, Callable[..., Any]] = {
