@@ -374,6 +374,8 @@ def test_an_internal_error_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> Non
     result = called("optimize", *SMALL, "--mem-budget", "1GB", *PROFILE)
     assert result.exit_code == 1 and result.stdout == ""
     assert "ZeroDivisionError: a fault of ours" in result.stderr and "please report it" in result.stderr
+    result = called("optimize", *SMALL, "--mem-budget", "1GB", *PROFILE, "--json")
+    assert only_object(result.stdout)["error"]["what"] == "internal error: ZeroDivisionError: a fault of ours"
 
 
 # -- as a process of its own -------------------------------------------------------------------------------------------

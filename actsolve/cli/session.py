@@ -33,7 +33,7 @@ class Session:
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
-        self.console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        self.console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._status: Status | None = None
         self._stage = ""
         self._last_line_s = 0.0
@@ -103,8 +103,14 @@ class Session:
         known: dict[str, Any] = {}
         if isinstance(error, InfeasibleBudget):
             known = error.attempt.as_json() if error.attempt is not None else {}
-        parts = {"what": error.what, "where": error.where, "why": error.why, "try": error.try_}
-        self._text, self._content = [], {**known, "error": {"type": type(error).__name__, **parts}}
+        self.stop(error.what, type(error).__name__, where=error.where, why=error.why, try_=error.try_)
+        self._content = {**known, **(self._content or {})}
+
+    def stop(
+        self, what: str, kind: str = "", *, where: str | None = None, why: str | None = None, try_: str | None = None
+    ) -> None:
+        """Let the result be what went wrong."""
+        self._text, self._content = [], {"error": {"type": kind, "what": what, "where": where, "why": why, "try": try_}}
 
 
 @contextlib.contextmanager
@@ -125,9 +131,11 @@ def session(as_json: bool) -> Iterator[Session]:
         except KeyboardInterrupt:
             current.quiet()
             current.console.print("actsolve: interrupted")
+            current.stop("interrupted")
             code = _INTERRUPTED
-        except Exception:
+        except Exception as error:
             current.quiet()
+            current.stop(f"internal error: {type(error).__name__}: {error}")
             current.console.print(traceback.format_exc().rstrip())
             current.console.print("actsolve: this is an error of actsolve itself; please report it with the lines above")
         finally:
