@@ -336,12 +336,12 @@ def test_plan_files_that_cannot_be_used(folder: Path) -> None:
 
 
 def test_an_impossible_budget_names_one_that_works() -> None:
-    result = called("optimize", *SMALL, "--mem-budget", "1MB", "--json")
+    result = called("optimize", *SMALL, "--mem-budget", "100KB", "--json")
     assert result.exit_code == 3
     found = only_object(result.stdout)
     assert set(found) >= FIELDS and found["status"] == "infeasible" and found["predicted"] is None
     message = result.stderr
-    assert re.search(r"InfeasibleBudget: no plan fits 976.56 KiB \(1000000 bytes\)\n  where  \S+", message), message
+    assert re.search(r"InfeasibleBudget: no plan fits 97.66 KiB \(100000 bytes\)\n  where  \S+", message), message
     assert re.search(r"\n  why    the smallest peak found is [\d.]+ [KM]iB: static [\d.]+ [KM]iB \+ ", message), message
     smallest = re.search(r"--mem-budget (\d+) ", message)
     assert smallest is not None and int(smallest.group(1)) == found["smallest_budget_bytes"]
