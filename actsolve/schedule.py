@@ -137,7 +137,9 @@ def _with_frees(graph: Graph, runs: list[tuple[StepKind, int]], kept: frozenset[
         overwritten = None
         if op.in_place is not None:
             source, target = op.in_place
-            if source in dying and source not in updated and target not in live:
+            # What the forward has saved stays as it is: with retain_graph a second backward reads it again.
+            saved = source in kept and (kind is StepKind.REPLAY or index >= graph.n_forward)
+            if source in dying and source not in updated and target not in live and not saved:
                 overwritten = source
         steps.append(Step(kind, op=index, in_place=overwritten is not None))
         steps += [Step(StepKind.FREE, value=value) for value in dying if value != overwritten]

@@ -160,13 +160,16 @@ class _Walk:
         before = [v for v in ends if v == overwritten]
         rows.fixed(-sum(self.size[v] for v in before))
         overwrites = overwritten is not None and overwritten in self.direct_end[j] and not self.later[overwritten]
-        if overwritten is not None and overwrites:
-            self._shrinks_to(overwritten, {})
+        if overwritten is not None and overwrites:  # a replayed copy is; what the forward has saved stays beside the output
+            kept = self.columns.k.get(overwritten)
+            self._shrinks_to(overwritten, {} if kept is None else {kept: 1.0})
         rows.fixed(sum(self.size[v] for v in op.outputs) + self.workspace[j])
         rows.moment()
         rows.fixed(-self.workspace[j] - sum(self.size[v] for v in ends if v not in before))
         for v in self.direct_end[j]:
-            if not (overwrites and v == overwritten):
+            if overwrites and v == overwritten:
+                self._shrinks_to(v, {})
+            else:
                 outstanding = [self._outstanding(u, j) for u in self.later[v]]
                 self._shrinks_to(v, self._largest(outstanding))
 
@@ -226,6 +229,7 @@ class _Walk:
             return None
         source, target = op.in_place
         dies = len(self.later[source]) == 1 and j > self.windows.last_direct(source)
+        dies = dies and source in self.windows.never_keep  # or it might be what the forward has saved
         return source if dies and self.alone(f) and target in self.columns.k and self._last_birth(target) >= j else None
 
     # columns
