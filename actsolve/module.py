@@ -57,11 +57,7 @@ def compile_schedule(captured: Captured, schedule: Schedule) -> Callable[..., An
         assert num_fwd_outputs == captured.n_forward_outputs
         return lower(captured, schedule)
 
-    return compile_joint(captured.joint.export, partition, _boxed)
-
-
-def _boxed(module: torch.fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
-    return boxed_function(module, type(module).__name__.lower())
+    return compile_joint(captured.joint.export, partition, boxed_function)
 
 
 @dataclass
@@ -103,7 +99,7 @@ def state_slots(module: torch.nn.Module) -> list[tuple[dict[str, Any], str]]:
     """
     parameters: dict[int, tuple[dict[str, Any], str]] = {}
     buffers: dict[int, tuple[dict[str, Any], str]] = {}
-    for child in module.modules():
+    for child in submodules(module):
         for name, parameter in child._parameters.items():
             if parameter is not None:
                 parameters.setdefault(id(parameter), (child._parameters, name))
@@ -111,6 +107,18 @@ def state_slots(module: torch.nn.Module) -> list[tuple[dict[str, Any], str]]:
             if buffer is not None:
                 buffers.setdefault(id(buffer), (child._buffers, name))
     return [*parameters.values(), *buffers.values()]
+
+
+def submodules(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return ``module`` and all modules in it, each once, in the order of ``module.modules()``, which takes longer."""
+    found: dict[int, torch.nn.Module] = {}
+    waiting = [module]
+    while waiting:
+        child = waiting.pop()
+        if id(child) not in found:
+            found[id(child)] = child
+            waiting.extend(m for m in reversed(child._modules.values()) if m is not None)
+    return list(found.values())
 
 
 def signature(module: torch.nn.Module, slots: list[tuple[dict[str, Any], str]], leaves: list[Any], spec: pytree.TreeSpec) -> Any:
@@ -125,13 +133,13 @@ def signature(module: torch.nn.Module, slots: list[tuple[dict[str, Any], str]], 
         for i, leaf in enumerate(leaves)
     )
     state = tuple((name, *_tensor_key(owner[name])) for owner, name in slots)
-    modes = tuple(child.training for child in module.modules())
+    modes = tuple(child.training for child in submodules(module))
     autocast = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
     return inputs, str(spec), state, modes, autocast, torch.are_deterministic_algorithms_enabled()
 
 
 def _tensor_key(t: torch.Tensor) -> tuple[Any, ...]:
-    return tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad
+    return t.shape, t.stride(), t.dtype, t.device, t.requires_grad
 
 
 def _constant_key(constant: Any) -> Any:

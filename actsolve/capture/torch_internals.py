@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 BoxedFunction = Callable[[list[Any]], Any]
-Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], BoxedFunction]
+Compiler = Callable[[torch.fx.GraphModule, str], BoxedFunction]
 JointExport = Any  # torch's JointWithDescriptors
 _ANNOTATION = "actsolve"
 
@@ -69,11 +69,14 @@ def compile_joint(export: JointExport, partition: Callable[..., Any], compiler: 
     Args:
         export: From `export_joint`.
         partition: Called as ``partition(joint, inputs, num_fwd_outputs=...)``; returns the forward and the backward module.
-        compiler: Turns each of the two into a function of one list, which it empties.
+        compiler: Turns each of the two, with its name, into a function of one list, which it empties.
     """
-    compile_: Any = compiler  # torch's own type names its parameters, as no Callable can
+
+    def compiled_as(name: str) -> Callable[..., BoxedFunction]:
+        return lambda module, _inputs: compiler(module, name)
+
     function: Callable[..., Any] = aot_compile_joint_with_descriptors(
-        _fresh(export), partition_fn=partition, fw_compiler=compile_, bw_compiler=compile_
+        _fresh(export), partition_fn=partition, fw_compiler=compiled_as("forward"), bw_compiler=compiled_as("backward")
     )
     return function
 
