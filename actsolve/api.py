@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from actsolve.capture.captured import Captured
-from actsolve.errors import ActsolveError, UsageError
-from actsolve.module import CompiledStep, Runtime, compile_schedule, optimized_module, signature, state_slots
+from actsolve.compiled import CompiledStep, compile_step
+from actsolve.errors import UsageError
+from actsolve.module import Runtime, optimized_module, runtime_of
 from actsolve.plan_file import PlanFile, load_plan
 from actsolve.planned import Planned
 from actsolve.planning import Listener, Settings, plan_training_step, planned_from_file
@@ -97,43 +96,32 @@ def optimize(
         recompute=tuple(recompute),
     )
 
-    def plan_and_compile(step: TrainingStep, file: PlanFile | None = None) -> CompiledStep | None:
-        try:
-            if file is not None:
-                captured, planned = planned_from_file(step, file, settings, mem_budget=budget)
-            else:
-                captured, planned = plan_training_step(step, budget, settings)
-            return CompiledStep(compile_schedule(captured, planned.schedule), captured, planned)
-        except ActsolveError as error:
-            if on_error == "raise":
-                raise
-            warnings.warn(f"actsolve: the original module runs, unplanned.\n{error}", stacklevel=2)
-            return None
+    def plan_step(step: TrainingStep, tangents: frozenset[str] | None) -> CompiledStep:
+        return compile_step(*plan_training_step(step, budget, settings, tangents=tangents))
 
+    def first() -> CompiledStep:
+        if file is None:
+            return plan_step(step, None)
+        return compile_step(*planned_from_file(step, file, settings, mem_budget=budget))
+
+    runtime_there = runtime_of(model)
+    model = model if runtime_there is None else runtime_there.original
     step = TrainingStep(model, tuple(args), dict(kwargs or {}), loss_fn)
-    return _module(step, plan_and_compile(step, file), plan_and_compile, on_new_inputs)
+    runtime = Runtime(model, loss_fn, plan_step, on_new_inputs, on_error)
+    module = optimized_module(runtime)
+    runtime.plan_first(step, first)
+    return module
 
 
 def module_of(step: TrainingStep, captured: Captured, planned: Planned) -> torch.nn.Module:
     """Return a module that runs a plan, made before by `plan_training_step`; new inputs are refused."""
 
-    def refuse(_: TrainingStep) -> CompiledStep | None:
+    def refuse(_: TrainingStep, __: frozenset[str] | None) -> CompiledStep:
         raise AssertionError("new inputs are refused before this is called")
 
-    return _module(step, CompiledStep(compile_schedule(captured, planned.schedule), captured, planned), refuse, "raise")
-
-
-def _module(
-    step: TrainingStep,
-    first: CompiledStep | None,
-    plan_step: Callable[[TrainingStep], CompiledStep | None],
-    on_new_inputs: str,
-) -> torch.nn.Module:
-    runtime = Runtime(step.model, step.loss_fn, plan_step, on_new_inputs)
+    runtime = Runtime(step.model, step.loss_fn, refuse, "raise")
     module = optimized_module(runtime)
-    runtime.first = first
-    leaves, spec = pytree.tree_flatten((tuple(step.args), dict(step.kwargs)))
-    runtime.steps[signature(module, state_slots(module), leaves, spec)] = first
+    runtime.plan_first(step, lambda: compile_step(captured, planned))
     return module
 
 

@@ -8,6 +8,8 @@ last read, and the schedule frees a value exactly there.
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,29 +19,74 @@ from torch.fx import Node
 from actsolve.capture.captured import Captured
 from actsolve.capture.replay import replayed_call
 from actsolve.errors import ScheduleError
-from actsolve.graph import Kind
+from actsolve.graph import STATIC_KINDS
+from actsolve.runtime.grad_mode import in_training, looks_at_grad_mode
 from actsolve.runtime.rng import replay_random, rng_state
-from actsolve.schedule import Schedule, Step, StepKind
+from actsolve.schedule import Schedule, Step, StepKind, build_schedule
 
 
-def lower(captured: Captured, schedule: Schedule) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Return the forward and the backward module that carry out ``schedule``.
+@dataclass(frozen=True)
+class Lowered:
+    """A forward and a backward that carry out a schedule.
 
-    The forward takes parameters, buffers and inputs as the joint graph does, and returns its outputs and then the values to
-    be saved; the backward takes those and the tangents, and returns the gradients.
+    Attributes:
+        forward: Takes the tensors that the joint graph takes; returns its outputs and then what is saved.
+        backward: Takes what is saved and the tangents; returns the gradients.
+        saved: Names of what is saved, nodes of the joint graph or RNG states, in order.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    saved: tuple[str, ...]
+
+
+def lower(captured: Captured, schedule: Schedule) -> Lowered:
+    """Return the forward and the backward that carry out ``schedule``.
 
     Raises:
         ScheduleError: a step reads what no earlier step made.
     """
-    graph = captured.graph
-    split = _first_backward_step(graph.n_forward, schedule)
+    split = _first_backward_step(captured.graph.n_forward, schedule)
     backward = _Emitter(captured, in_backward=True)
     backward.run(schedule.steps[split:])
+    for name in _read_by_other_backwards(captured):
+        backward.save(name)
     backward.finish_backward()
     forward = _Emitter(captured, in_backward=False)
     forward.run(schedule.steps[:split])
-    forward.finish_forward(backward.saved)
-    return forward.module("Forward"), backward.module("Backward")
+    forward.finish_forward(tuple(backward.saved))
+    return Lowered(forward.module("Forward"), backward.module("Backward"), tuple(backward.saved))
+
+
+def lower_backward(captured: Captured, saved: tuple[str, ...]) -> fx.GraphModule:
+    """Return another backward for a forward that is there already; what is not saved is replayed when it is needed.
+
+    Args:
+        captured: The step, with the tangents that this backward is given.
+        saved: What the forward saves.
+
+    Raises:
+        ScheduleError: this backward reads what is neither saved nor can be replayed.
+    """
+    graph = captured.graph
+    values = {value.name: index for index, value in enumerate(graph.values)}
+    values |= {node.name: value for node, value in captured.value_of.items()}
+    kept = [values[name] for name in saved if name in values]  # others are of no use here
+    schedule = build_schedule(graph, frozenset(v for v in kept if graph.is_forward_value[v]))
+    backward = _Emitter(captured, in_backward=True, saved=saved)
+    backward.run(schedule.steps[_first_backward_step(graph.n_forward, schedule) :])
+    backward.finish_backward()
+    return backward.module("Backward")
+
+
+def _read_by_other_backwards(captured: Captured) -> Iterator[str]:
+    """What a backward from other outputs may read and costs nothing to save: given values, and what the caller holds."""
+    graph = captured.graph
+    changed = {buffer for _, buffer in graph.updates}  # by the step itself: the backward would find other content
+    for value, source in enumerate(captured.value_nodes if captured.joint.undefined else ()):
+        given = graph.values[value].kind in STATIC_KINDS and value not in changed and bool(graph.forward_readers[value])
+        if source is not None and source.op != "get_attr" and (given or value in graph.outputs):
+            yield source.name
 
 
 def _first_backward_step(n_forward: int, schedule: Schedule) -> int:
@@ -66,7 +113,8 @@ class _Emitter:
     placeholder at its first read.
     """
 
-    def __init__(self, captured: Captured, *, in_backward: bool) -> None:
+    def __init__(self, captured: Captured, *, in_backward: bool, saved: tuple[str, ...] | None = None) -> None:
+        """``saved``: names of what the forward saves, where that is settled."""
         self._captured = captured
         self._joint = captured.joint.module
         self._in_backward = in_backward
@@ -74,20 +122,29 @@ class _Emitter:
         self._made: dict[Node, Node] = {}
         self._on_value: dict[int, list[Node]] = {}
         self._rng_states: dict[int, Node] = {}
-        self.saved: list[Node | int] = []  # nodes of the joint graph, and values for RNG states
+        self.saved: dict[str, Node] = {}  # placeholders of nodes of the joint graph, and of RNG states
+        self._settled = saved is not None
         self._placeholders: list[Node] = []
         # New contents of buffers end with the forward, after torch has copied them: they are among its results.
         self._copied_back = frozenset() if in_backward else frozenset(new for new, _ in captured.graph.updates)
+        self._tangents = set(captured.joint.tangents)
+        self._by_name: dict[str, Node | int] = {node.name: node for node in self._joint.graph.nodes}
+        self._by_name |= {captured.graph.values[v].name: v for v, node in enumerate(captured.value_nodes) if node is None}
+        for name in saved or ():
+            self.save(name)
         if not in_backward:
-            for node in self._inputs():
-                self._made[node] = self._placeholder(node.name, node.meta.get("val"))
+            for node in self._joint.graph.find_nodes(op="placeholder"):
+                if node not in self._tangents:
+                    self._made[node] = self._placeholder(node.name, node.meta.get("val"))
 
-    def _inputs(self) -> list[Node]:
-        return [n for n in self._joint.graph.nodes if n.op == "placeholder" and not self._is_tangent(n)]
-
-    def _is_tangent(self, node: Node) -> bool:
-        value = self._captured.value_of.get(node)
-        return value is not None and self._captured.graph.values[value].kind is Kind.TANGENT
+    def save(self, name: str) -> Node:
+        """Return the placeholder of what the forward saves under ``name``."""
+        if name not in self.saved:
+            source = self._by_name[name]
+            val = source.meta.get("val") if isinstance(source, Node) else self._captured.rng_state_val(source)
+            # A name of its own: where a placeholder's target and name differ, fx's code overwrites one argument with another.
+            self.saved[name] = self._placeholder("saved_" + name.replace(".", "_"), val)
+        return self.saved[name]
 
     def _placeholder(self, name: str, val: Any) -> Node:
         node = self._out.placeholder(name)
@@ -110,28 +167,32 @@ class _Emitter:
         assert step.op is not None
         op, node = self._captured.graph.ops[step.op], self._captured.op_nodes[step.op]
         if node is None:
-            state = self._rng_states[op.outputs[0]] = self._out.call_function(rng_state, ())
-            state.meta["val"] = self._captured.rng_state_val
+            (value,) = op.outputs
+            state = self._rng_states[value] = self._out.call_function(rng_state, (self._captured.rng_device(value),))
+            state.meta["val"] = self._captured.rng_state_val(value)
             return
         if step.kind is StepKind.REPLAY:
             target, args, kwargs = replayed_call(node)
         else:
             assert callable(node.target)
             target, args, kwargs = node.target, node.args, node.kwargs
-        call = self._captured.in_place[step.op] if step.in_place else None
+        ended = op.in_place[0] if step.in_place and op.in_place is not None else None
+        call = self._captured.in_place[step.op] if ended is not None else None
         if call is not None:
             target = call.target
             args = (args[1], args[0], *args[2:]) if call.swap else args
             kwargs = {**kwargs, call.out: call.overwritten} if call.out else kwargs
         args, kwargs = fx.node.map_arg((args, kwargs), self._read)
         if op.random and step.kind is StepKind.REPLAY:
-            args = (self._read_rng_state(op.replay_inputs[0]), target, *args)
+            (state_value,) = op.replay_inputs
+            args = (self._captured.rng_device(state_value), self._read_rng_state(state_value), target, *args)
             target = replay_random
+        elif looks_at_grad_mode(target):
+            args, target = (target, *args), in_training
         made = self._out.call_function(target, args, kwargs)
         made.meta.update({k: v for k, v in node.meta.items() if k in ("val", "tensor_meta")})
-        for value in op.inputs if call is not None else ():
-            if value == op.in_place[0]:  # type: ignore[index]
-                self._forget(value)
+        if ended is not None:
+            self._forget(ended)
         wanted = [v for v in op.outputs if v not in dead or v in self._copied_back]
         self._remember(node, made, wanted, keep_live=step.kind is StepKind.REPLAY)
 
@@ -210,35 +271,38 @@ class _Emitter:
         value = self._captured.value_of.get(node)
         if not self._in_backward or value is None:
             raise ScheduleError(f"{node.name} is read before it is made", where="lowering")
-        # A name of its own: where a placeholder's target and name differ, fx's code overwrites one argument with another.
-        label = node.name if self._is_tangent(node) else f"saved_{node.name}"
-        self._made[node] = self._placeholder(label, node.meta.get("val"))
+        if node in self._tangents:
+            self._made[node] = self._placeholder(node.name, node.meta.get("val"))
+        else:
+            self._made[node] = self._saved(node.name)
         self._on_value.setdefault(value, []).append(node)
-        if not self._is_tangent(node):
-            self.saved.append(node)
 
     def _read_rng_state(self, value: int) -> Node:
         if value not in self._rng_states:
-            if not self._in_backward:
-                raise ScheduleError(f"{self._captured.graph.values[value].name} is read before it is made", where="lowering")
-            self._rng_states[value] = self._placeholder(f"rng_state_{value}", self._captured.rng_state_val)
-            self.saved.append(value)
+            self._rng_states[value] = self._saved(self._captured.graph.values[value].name)
         return self._rng_states[value]
+
+    def _saved(self, name: str) -> Node:
+        """Return what the forward saved under ``name``; it is asked to, unless that is settled."""
+        if not self._in_backward or (self._settled and name not in self.saved):
+            raise ScheduleError(f"{name} is read and neither made nor saved", where="lowering")
+        return self.save(name)
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
-    def finish_forward(self, saved: list[Node | int]) -> None:
+    def finish_forward(self, saved: tuple[str, ...]) -> None:
         """Return the joint graph's forward outputs, then the values that the backward asks for, in its order."""
         outputs = self._joint_outputs()[: self._captured.n_forward_outputs]
         results: list[Any] = [self._read(n) if isinstance(n, Node) else n for n in outputs]
-        results += [self._rng_states[s] if isinstance(s, int) else self._read(s) for s in saved]
+        for source in (self._by_name[name] for name in saved):
+            results.append(self._read(source) if isinstance(source, Node) else self._rng_states[source])
         self._out.output(tuple(results))
 
     def finish_backward(self) -> None:
         """Return the gradients; order the placeholders as torch passes them: saved values, then tangents."""
         outputs = self._joint_outputs()[self._captured.n_forward_outputs :]
         results = [self._read(n) if isinstance(n, Node) else n for n in outputs]
-        for tangent in (n for n in self._joint.graph.nodes if n.op == "placeholder" and self._is_tangent(n)):
+        for tangent in self._captured.joint.tangents:
             placeholder = self._made.get(tangent) or self._placeholder(tangent.name, tangent.meta.get("val"))
             self._placeholders.remove(placeholder)
             self._placeholders.append(placeholder)

@@ -1,228 +1,234 @@
 """The module that is handed back: the original, whose training step runs the planned graphs.
 
-It is an instance of the original's class and shares its parameters, buffers and submodules, so that ``state_dict``,
-optimizers, ``train``/``eval``, ``to`` and attribute access are the original's own. Only ``forward`` differs: where gradients
-are wanted and the module is in training mode it runs the planned step for the signature of its inputs, planning once for each
-new signature; anywhere else it runs the original forward.
+It is an instance of a subclass of the original's class, and the two share one ``__dict__``: parameters, buffers, submodules,
+modes, hooks and attributes are the same, so that ``state_dict``, optimizers, ``train``/``eval`` and ``to`` are the
+original's own. Only ``forward`` differs: where gradients are wanted and the module is in training mode it runs the planned
+step for the signature of its inputs, planning once for each new signature; anywhere else it runs the original forward.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from actsolve.capture.captured import Captured
 from actsolve.capture.joint import call_step
-from actsolve.capture.torch_internals import compile_joint
-from actsolve.errors import UsageError
-from actsolve.lower import lower
-from actsolve.planned import Planned
+from actsolve.capture.state import Place, state_places
+from actsolve.capture.structure import Structure, take_apart
+from actsolve.compiled import CompiledStep
+from actsolve.errors import ActsolveError, UsageError
 from actsolve.report.plan_text import plan_text
-from actsolve.runtime.boxed import boxed_function
-from actsolve.schedule import Schedule
+from actsolve.signature import signature
 from actsolve.training_step import TrainingStep
 
 _RUNTIME = "_actsolve_runtime"
+_MANY_PLANS = 16
 
-
-@dataclass
-class CompiledStep:
-    """A planned step that can be called.
-
-    Attributes:
-        function: Differentiable function of flat parameters, buffers and inputs.
-        captured: What it was made from.
-        planned: What `optimize` knows of the plan, for reports.
-    """
-
-    function: Callable[..., Any]
-    captured: Captured
-    planned: Planned
-
-    def __call__(self, slots: list[tuple[dict[str, Any], str]], leaves: list[Any]) -> Any:
-        state = [owner[name] for owner, name in slots]
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        return self.captured.joint.layout.restore(list(self.function(*state, *tensors)))
-
-
-def compile_schedule(captured: Captured, schedule: Schedule) -> Callable[..., Any]:
-    """Return a differentiable function of flat parameters, buffers and inputs that carries out ``schedule``."""
-
-    def partition(_joint: Any, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
-        assert num_fwd_outputs == captured.n_forward_outputs
-        return lower(captured, schedule)
-
-    return compile_joint(captured.joint.export, partition, boxed_function)
+PlanStep = Callable[[TrainingStep, frozenset[str] | None], CompiledStep | None]
+"""Plans and compiles a training step; the second argument names the outputs that its backward starts from, if known."""
 
 
 @dataclass
 class Runtime:
-    """What an optimized module keeps besides the original's state.
+    """What an optimized module is besides the original.
 
     Attributes:
         original: The module as it was given.
         loss_fn: The loss that is part of the step, if any.
         plan_step: Plans and compiles for a training step of a new signature.
         on_new_inputs: ``"plan"``, ``"original"`` or ``"raise"`` where a signature is new.
-        steps: Compiled steps by signature; None where planning failed and the original runs.
-        first: The step that `optimize` was given.
+        on_error: ``"raise"`` or ``"original"`` where planning fails.
+        steps: Compiled steps by signature; None where the original runs.
+        first: The step that `optimize` was given; None if the original runs.
+        offsets: Whether it matters where in its storage an input begins: a graph reads past the views it was given.
     """
 
     original: torch.nn.Module
     loss_fn: Callable[[Any], torch.Tensor] | None
-    plan_step: Callable[[TrainingStep], CompiledStep | None]
+    plan_step: PlanStep
     on_new_inputs: str = "plan"
+    on_error: str = "raise"
     steps: dict[Any, CompiledStep | None] = field(default_factory=dict)
     first: CompiledStep | None = None
+    offsets: bool = False
 
-    def __deepcopy__(self, _memo: Any) -> Runtime:
-        """A copied module plans for itself: the graphs hold no state, but constants and devices of their own."""
-        return Runtime(self.original, self.loss_fn, self.plan_step, self.on_new_inputs)
+    def plan_first(self, step: TrainingStep, plan: Callable[[], CompiledStep]) -> None:
+        """Enter the step that the module is optimized for, from ``plan``."""
+        self._enter(tuple(step.args), dict(step.kwargs), plan)
 
-    def __reduce__(self) -> Any:
-        raise UsageError(
-            "an optimized module cannot be pickled",
-            why="it holds compiled graphs",
-            try_="save model.state_dict(), and model.plan.save(path) for the plan",
-        )
+    def step_for(self, places: list[Place], args: Any, kwargs: Any) -> tuple[CompiledStep | None, list[Any]]:
+        """Return the step for these inputs, planned now if they are new, and their leaves; None if the original is to run."""
+        leaves, structure = take_apart((args, kwargs))
+        key = self._or_none(lambda: self._key(places, leaves, structure))
+        if key not in self.steps:
+            self._enter(args, kwargs, lambda: self._plan_new(args, kwargs))
+            key = self._or_none(lambda: self._key(places, leaves, structure))
+        step = self.steps[key]
+        if step is not None and self.on_new_inputs == "plan" and step.outgrown is not None:
+            tangents = step.outgrown
+            step = self._enter(args, kwargs, lambda: self.plan_step(self._step(args, kwargs), tangents))
+        return step, leaves
+
+    def _key(self, places: list[Place], leaves: list[Any], structure: Structure) -> Any:
+        return signature(self.original, places, leaves, structure, self.loss_fn, offsets=self.offsets)
+
+    def _enter(self, args: Any, kwargs: Any, plan: Callable[[], CompiledStep | None]) -> CompiledStep | None:
+        step: CompiledStep | None = self._or_none(plan)
+        self.first = self.first or step
+        self.offsets = self.offsets or (step is not None and step.captured.joint.reads_by_offset)
+        leaves, structure = take_apart((args, kwargs))
+        self.steps[self._or_none(lambda: self._key(state_places(self.original), leaves, structure))] = step
+        if len(self.steps) == _MANY_PLANS:
+            warnings.warn(
+                f"actsolve: {len(self.steps)} plans for as many kinds of inputs; each new one takes seconds and memory. "
+                "Does an input, an attribute or what loss_fn refers to change at each call?",
+                stacklevel=_FORWARD,
+            )
+        return step
+
+    def _or_none(self, make: Callable[[], Any]) -> Any:
+        """Return what ``make`` does, or None, after a warning, where it fails and the original is to run instead."""
+        try:
+            return make()
+        except ActsolveError as error:
+            if self.on_error == "raise":
+                raise
+            warnings.warn(f"actsolve: the original module runs, unplanned.\n{error}", stacklevel=_FORWARD)
+            return None
+
+    def _plan_new(self, args: Any, kwargs: Any) -> CompiledStep | None:
+        """Plan for a new signature as the settings say."""
+        if self.on_new_inputs == "raise":
+            raise UsageError(
+                "the module was not planned for these inputs",
+                why="their shapes, dtypes, structure or the module's modes differ from those it was planned for",
+                try_='on_new_inputs="plan" or "original"',
+            )
+        if self.on_new_inputs == "original":
+            warnings.warn(
+                "actsolve: new input signature, the original forward runs and the budget is not held", stacklevel=_FORWARD
+            )
+            return None
+        return self.plan_step(self._step(args, kwargs), None)
+
+    def _step(self, args: Any, kwargs: Any) -> TrainingStep:
+        return TrainingStep(self.original, args, kwargs, self.loss_fn)
 
 
-def state_slots(module: torch.nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Return where each parameter and then each buffer lives, as ``(dict, name)``, each once, as the joint graph takes them.
-
-    Looked up through these at each call, a parameter that was replaced is seen.
-    """
-    parameters: dict[int, tuple[dict[str, Any], str]] = {}
-    buffers: dict[int, tuple[dict[str, Any], str]] = {}
-    for child in submodules(module):
-        for name, parameter in child._parameters.items():
-            if parameter is not None:
-                parameters.setdefault(id(parameter), (child._parameters, name))
-        for name, buffer in child._buffers.items():
-            if buffer is not None:
-                buffers.setdefault(id(buffer), (child._buffers, name))
-    return [*parameters.values(), *buffers.values()]
-
-
-def submodules(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return ``module`` and all modules in it, each once, in the order of ``module.modules()``, which takes longer."""
-    found: dict[int, torch.nn.Module] = {}
-    waiting = [module]
-    while waiting:
-        child = waiting.pop()
-        if id(child) not in found:
-            found[id(child)] = child
-            waiting.extend(m for m in reversed(child._modules.values()) if m is not None)
-    return list(found.values())
-
-
-def signature(module: torch.nn.Module, slots: list[tuple[dict[str, Any], str]], leaves: list[Any], spec: pytree.TreeSpec) -> Any:
-    """Return a key that is equal for calls that one plan serves.
-
-    It holds shapes, strides, dtypes, devices and aliasing of inputs, which parameters are trained and shared, constants, and the
-    modes of every submodule and of torch.
-    """
-    first_seen: dict[int, int] = {}
-    inputs = tuple(
-        (*_tensor_key(leaf), first_seen.setdefault(id(leaf), i)) if isinstance(leaf, torch.Tensor) else _constant_key(leaf)
-        for i, leaf in enumerate(leaves)
-    )
-    state = tuple((name, *_tensor_key(owner[name])) for owner, name in slots)
-    modes = tuple(child.training for child in submodules(module))
-    autocast = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
-    return inputs, str(spec), state, modes, autocast, torch.are_deterministic_algorithms_enabled()
-
-
-def _tensor_key(t: torch.Tensor) -> tuple[Any, ...]:
-    return t.shape, t.stride(), t.dtype, t.device, t.requires_grad
-
-
-def _constant_key(constant: Any) -> Any:
-    try:
-        hash(constant)
-    except TypeError:
-        return type(constant), repr(constant)
-    return type(constant), constant
+_FORWARD = 6  # stack levels from a warning up to the user's call, about
 
 
 def optimized_module(runtime: Runtime) -> torch.nn.Module:
-    """Return a module that is the original in all but its training step."""
+    """Return a module that is the original in all but its training step.
+
+    Raises:
+        UsageError: the original's forward cannot be replaced.
+    """
     original = runtime.original
     cls = type(original)
-    optimized: torch.nn.Module = object.__new__(_subclass(cls))
-    optimized.__dict__.update(original.__dict__)
-    optimized.__dict__[_RUNTIME] = runtime
+    if "forward" in original.__dict__ or isinstance(original, torch.jit.ScriptModule):
+        raise UsageError(
+            f"the forward of this {cls.__name__} cannot be replaced",
+            why="it is scripted" if isinstance(original, torch.jit.ScriptModule) else "it was set on the instance",
+            try_="optimize the module before it is wrapped or scripted",
+        )
+    extras = {name: extra for name, extra in _EXTRAS.items() if not hasattr(original, name)}  # the model's own names come first
+    optimized: torch.nn.Module = object.__new__(
+        type(
+            cls.__name__,
+            (_Optimized, cls),
+            {
+                "__module__": cls.__module__,
+                "__qualname__": cls.__qualname__,
+                "__doc__": cls.__doc__,
+                "forward": _forward_of(cls),
+                _RUNTIME: runtime,
+                **extras,
+            },
+        )
+    )
+    object.__setattr__(optimized, "__dict__", original.__dict__)
     return optimized
 
 
-_SUBCLASSES: dict[type, type] = {}
+def runtime_of(module: torch.nn.Module) -> Runtime | None:
+    """Return what `optimize` knows of ``module``; None if it did not make it."""
+    return getattr(type(module), _RUNTIME, None)
 
 
-def _subclass(cls: type) -> type:
-    """Return the subclass of ``cls`` whose forward runs planned steps; same name, so that what prints it is not surprised."""
-    if cls not in _SUBCLASSES:
-        _SUBCLASSES[cls] = type(cls.__name__, (_OptimizedForward, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
-    return _SUBCLASSES[cls]
+def _forward_of(cls: type) -> Callable[..., Any]:
+    """Return the forward of the subclass of ``cls``, with the signature of the original's."""
+    forward: Callable[..., Any] = cls.forward  # type: ignore[attr-defined]
+
+    @functools.wraps(forward)
+    def planned(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        runtime: Runtime = getattr(type(self), _RUNTIME)
+        run_original = functools.partial(call_step, functools.partial(forward, self), runtime.loss_fn, args, kwargs)
+        if not (self.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
+            return run_original()
+        places = state_places(self)
+        if not _wants_gradient(places, args, kwargs):
+            return run_original()
+        step, leaves = runtime.step_for(places, args, kwargs)
+        return run_original() if step is None else step(self, places, leaves)
+
+    return planned
 
 
-class _OptimizedForward(torch.nn.Module):
+def _wants_gradient(places: list[Place], args: Any, kwargs: Any) -> bool:
+    if any(container[key].requires_grad for container, key in places):
+        return True
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in take_apart((args, kwargs))[0])
+
+
+class _Optimized(torch.nn.Module):
     """Mixed in before the original's class."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        runtime: Runtime = self.__dict__[_RUNTIME]
-        if not (self.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
-            return call_step(super().forward, runtime.loss_fn, args, kwargs)
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        slots = state_slots(self)
-        key = signature(self, slots, leaves, spec)
-        if key not in runtime.steps:
-            runtime.steps[key] = _plan_new(self, runtime, args, kwargs)
-        step = runtime.steps[key]
-        if step is None:
-            return call_step(super().forward, runtime.loss_fn, args, kwargs)
-        return step(slots, leaves)
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Module:
+        """A copy has parameters of its own, and plans for itself: a graph holds constants and devices."""
+        runtime: Runtime = getattr(type(self), _RUNTIME)
+        copied = copy.deepcopy(runtime.original, memo)
+        return optimized_module(Runtime(copied, runtime.loss_fn, runtime.plan_step, runtime.on_new_inputs, runtime.on_error))
 
-    @property
-    def plan(self) -> Any:
-        """The plan for the inputs that `optimize` was given; None if the original runs instead."""
-        first = self.__dict__[_RUNTIME].first
-        return None if first is None else first.planned.plan_file
-
-    @property
-    def original(self) -> torch.nn.Module:
-        """The module that was optimized. It shares all parameters and buffers."""
-        module: torch.nn.Module = self.__dict__[_RUNTIME].original
-        return module
-
-    def report(self) -> str:
-        """Return what was planned, as text."""
-        first = self.__dict__[_RUNTIME].first
-        return "not optimized: the original module runs" if first is None else plan_text(first.planned)
-
-
-def _plan_new(module: torch.nn.Module, runtime: Runtime, args: Any, kwargs: Any) -> CompiledStep | None:
-    """Plan for a new signature as the module's settings say."""
-    if runtime.on_new_inputs == "raise":
+    def __reduce_ex__(self, protocol: Any) -> Any:
         raise UsageError(
-            "the module was not planned for these inputs",
-            why="their shapes, dtypes, structure or the module's modes differ from those it was planned for",
-            try_='on_new_inputs="plan" or "original"',
+            "an optimized module cannot be pickled",
+            why="it holds compiled graphs",
+            try_="save model.state_dict(), and model.plan.save(path) for the plan; or pickle model.original",
         )
-    if runtime.on_new_inputs == "original":
-        warnings.warn("actsolve: new input signature, the original forward runs and the budget is not held", stacklevel=3)
-        return None
-    compiled = runtime.plan_step(TrainingStep(_plain(module), args, kwargs, runtime.loss_fn))
-    runtime.first = runtime.first or compiled
-    return compiled
 
 
-def _plain(module: torch.nn.Module) -> torch.nn.Module:
-    """Return a module of the original class with the same state and the root's present mode, to trace."""
-    plain: torch.nn.Module = object.__new__(type(module).__mro__[2])
-    plain.__dict__.update({k: v for k, v in module.__dict__.items() if k != _RUNTIME})
-    return plain
+class _Extra:
+    """An attribute that the original's class does not have; an attribute of that name in the instance wins."""
+
+    def __init__(self, get: Callable[[torch.nn.Module, Runtime], Any], doc: str) -> None:
+        self._get = get
+        self.__doc__ = doc
+
+    def __get__(self, module: torch.nn.Module | None, cls: type) -> Any:
+        return self if module is None else self._get(module, getattr(cls, _RUNTIME))
+
+
+def _plan(_: torch.nn.Module, runtime: Runtime) -> Any:
+    return None if runtime.first is None else runtime.first.planned.plan_file
+
+
+def _original(_: torch.nn.Module, runtime: Runtime) -> torch.nn.Module:
+    return runtime.original
+
+
+def _report(_: torch.nn.Module, runtime: Runtime) -> Callable[[], str]:
+    first = runtime.first
+    return lambda: "not optimized: the original module runs" if first is None else plan_text(first.planned)
+
+
+_EXTRAS = {
+    "plan": _Extra(_plan, "The plan for the inputs that `optimize` was given; None if the original runs instead."),
+    "original": _Extra(_original, "The module that was optimized. It shares all that it has with the optimized one."),
+    "report": _Extra(_report, "Return what was planned, as text."),
+}

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from actsolve.capture.captured import Captured, capture
+from actsolve.capture.captured import Captured
 from actsolve.check import check
 from actsolve.cost.hardware import profile
+from actsolve.cost.layout_check import capture_as_laid_out
 from actsolve.cost.measure import measure_costs
 from actsolve.cost.optimizers import optimizer_memory
 from actsolve.cost.roofline import roofline_costs
@@ -130,6 +131,7 @@ def plan_training_step(
     settings: Settings | None = None,
     *,
     target: str = "",
+    tangents: frozenset[str] | None = None,
     listener: Listener | None = None,
 ) -> tuple[Captured, Planned]:
     """Capture, cost and plan ``step``; nothing runs but, with ``hardware="auto"``, each op by itself.
@@ -139,6 +141,7 @@ def plan_training_step(
         mem_budget: As in `optimize`.
         settings: As in `optimize`.
         target: What the step is called in reports.
+        tangents: Which outputs the backward starts from, if an earlier step has shown it.
         listener: Told how it goes.
 
     Raises:
@@ -146,7 +149,7 @@ def plan_training_step(
         InfeasibleBudget: no plan fits, or none was found.
     """
     settings, listener = settings or Settings(), listener or Listener()
-    prepared = prepare(step, mem_budget, settings, target=target, listener=listener)
+    prepared = prepare(step, mem_budget, settings, target=target, tangents=tangents, listener=listener)
     return prepared.captured, planned_by(prepared, settings, listener=listener)
 
 
@@ -156,6 +159,7 @@ def prepare(
     settings: Settings,
     *,
     target: str = "",
+    tangents: frozenset[str] | None = None,
     listener: Listener | None = None,
     suits: Callable[[Captured], None] = lambda _: None,
 ) -> Prepared:
@@ -166,6 +170,7 @@ def prepare(
         mem_budget: As in `optimize`.
         settings: As in `optimize`.
         target: What the step is called in reports.
+        tangents: Which outputs the backward starts from, if an earlier step has shown it.
         listener: Told how it goes.
         suits: Looks at the trace before any op is measured, and raises if it is not the one wanted.
     """
@@ -176,7 +181,7 @@ def prepare(
         profile(settings.hardware)  # and so is a wrong name
     listener.stage("tracing")
     start = time.perf_counter()
-    captured = capture(step, name=target)
+    captured = capture_as_laid_out(step, name=target, tangents=tangents)
     capture_s = time.perf_counter() - start
     suits(captured)
     listener.stage("costing ops")

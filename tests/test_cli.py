@@ -370,7 +370,7 @@ def test_an_internal_error_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> Non
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a fault of ours")
 
-    monkeypatch.setattr(actsolve.planning, "capture", broken)
+    monkeypatch.setattr(actsolve.planning, "capture_as_laid_out", broken)
     result = called("optimize", *SMALL, "--mem-budget", "1GB", *PROFILE)
     assert result.exit_code == 1 and result.stdout == ""
     assert "ZeroDivisionError: a fault of ours" in result.stderr and "please report it" in result.stderr

@@ -42,6 +42,8 @@ TREE = (
     "runtime/*",
     "cost/*",
     "lower",
+    "compiled",
+    "signature",
     "module",
     "planning",
     "api",
@@ -52,7 +54,8 @@ TREE = (
 )
 
 # At the top of the file.
-TORCH = {"training_step", "capture/*", "runtime/*", "cost/*", "lower", "module", "planning", "api", "target", "smaller_batch"}
+PIPELINE = {"lower", "compiled", "signature", "module", "planning", "api", "target", "smaller_batch"}
+TORCH = {"training_step", "capture/*", "runtime/*", "cost/*"} | PIPELINE
 TORCH_LATER = {"cli/*", "__main__"}  # only inside functions, so that `actsolve --help` is quick
 SOLVERS = {"planners/*"}
 

@@ -16,6 +16,7 @@ from actsolve.runtime.kernels import dropout, dropout_backward, kernel_of
 from actsolve.runtime.rng import replay_random, rng_state
 
 aten = torch.ops.aten
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -147,9 +148,9 @@ def test_replays_of_dropout_draw_the_same_numbers() -> None:
     x = torch.ones(64)
     graph = fx.Graph()
     argument = placeholder(graph, "x", x)
-    state = graph.call_function(rng_state, ())
+    state = graph.call_function(rng_state, (CPU,))
     first = graph.call_function(aten.native_dropout.default, (argument, 0.5, True))
-    again = graph.call_function(replay_random, (state, aten.native_dropout.default, argument, 0.5, True))
+    again = graph.call_function(replay_random, (CPU, state, aten.native_dropout.default, argument, 0.5, True))
     graph.output((first, again))
     module = a_module(graph)
     (a, mask_a), (b, mask_b) = boxed_function(module, "replays")([x])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -13,7 +11,10 @@ from actsolve.capture.batch_norm import drop_unread_statistics
 from actsolve.capture.dropout import make_dropout_exact
 from actsolve.capture.in_place import InPlaceCall
 from actsolve.capture.joint import Joint, trace_joint
+from actsolve.capture.replay import device_of
+from actsolve.capture.tangents import expected, without
 from actsolve.capture.to_graph import GraphOfJoint, graph_of
+from actsolve.errors import CaptureError
 from actsolve.graph import Graph
 from actsolve.training_step import TrainingStep
 
@@ -25,10 +26,12 @@ class Captured:
     Attributes:
         joint: Torch's joint graph, and how its outputs are laid out.
         parts: Our graph of it, and which fx nodes its ops and values came from.
+        full: The joint graph whose backward starts from every output.
     """
 
     joint: Joint
     parts: GraphOfJoint
+    full: Joint
 
     @property
     def graph(self) -> Graph:
@@ -54,27 +57,50 @@ class Captured:
     def n_forward_outputs(self) -> int:
         return self.parts.n_forward_outputs
 
-    @cached_property
-    def rng_state_val(self) -> torch.Tensor:
-        """What a saved RNG state looks like, as a fake tensor of the trace."""
-        size_bytes = torch.get_rng_state().nbytes
-        with self._fake_mode:
-            return torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
+    def rng_device(self, value: int) -> torch.device:
+        """Return whose generator's state ``value`` is: that of the op right after the one that saves it."""
+        producer = self.graph.values[value].producer
+        node = self.op_nodes[producer + 1] if producer is not None else None
+        assert node is not None
+        return device_of(node)
+
+    def rng_state_val(self, value: int) -> torch.Tensor:
+        """Return what the RNG state ``value`` looks like, as a fake tensor of the trace."""
+        with self.joint.export.fake_mode:
+            return torch.empty(self.graph.values[value].size_bytes, dtype=torch.uint8, device="cpu")
 
     @property
-    def _fake_mode(self) -> Any:
-        return self.joint.export.fake_mode
+    def tangents(self) -> frozenset[str]:
+        """Names of the tangents that the backward is given."""
+        return frozenset(t.name for t in self.joint.tangents) - self.joint.undefined
+
+    def starting_from(self, tangents: frozenset[str]) -> Captured:
+        """Return the same step with a backward that is given just ``tangents``."""
+        return _captured(self.full, tangents, self.graph.name)
 
 
-def capture(step: TrainingStep, *, name: str = "") -> Captured:
+def capture(step: TrainingStep, *, name: str = "", tangents: frozenset[str] | None = None) -> Captured:
     """Trace ``step`` and return it with its storage-level graph.
 
     Works alike for real tensors and for tensors made under a ``FakeTensorMode``; no kernel runs.
+
+    Args:
+        step: What to trace.
+        name: What it is called in reports.
+        tangents: Which outputs the backward starts from, if that is known from an earlier step.
 
     Raises:
         CaptureError: the model cannot be traced.
     """
     joint = trace_joint(step)
-    make_dropout_exact(joint.module)
-    drop_unread_statistics(joint.module)
-    return Captured(joint, graph_of(joint, name))
+    try:
+        make_dropout_exact(joint.module)
+        drop_unread_statistics(joint.module)
+        return _captured(joint, tangents or expected(joint, loss_inside=step.loss_fn is not None), name)
+    except NotImplementedError as error:
+        raise CaptureError(f"cannot plan {type(step.model).__name__}", why=str(error)) from error
+
+
+def _captured(full: Joint, tangents: frozenset[str], name: str) -> Captured:
+    joint = without(full, frozenset(t.name for t in full.tangents) - tangents)
+    return Captured(joint, graph_of(joint, name), full)

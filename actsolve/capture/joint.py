@@ -2,45 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+import pickle
+import random
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from actsolve.capture.hooks import refuse_hooks
+from actsolve.capture.layouts import corrected
 from actsolve.capture.provenance import recorded_origins
-from actsolve.capture.torch_internals import JointExport, export_joint, input_role, n_forward_outputs, output_descriptors
-from actsolve.errors import CaptureError
+from actsolve.capture.state import TracedState, Write, state_names, state_places
+from actsolve.capture.structure import Structure, refuse_hidden_data, take_apart
+from actsolve.capture.torch_internals import (
+    FakeTensor,
+    JointExport,
+    export_joint,
+    input_role,
+    leaked_tensors,
+    n_forward_outputs,
+    output_descriptors,
+)
+from actsolve.errors import ActsolveError, CaptureError
 from actsolve.graph import Kind
 from actsolve.training_step import TrainingStep
 
 
 @dataclass
 class OutputLayout:
-    """How the flat tensors that the traced step returns become what its caller expects."""
+    """How the flat tensors that the traced step returns become what its caller expects.
 
-    spec: pytree.TreeSpec | None = None
+    Attributes:
+        writes: What the first of them are assigned to.
+        structure: How the others were nested.
+        constants: Leaves that are no tensors, by position.
+    """
+
+    writes: tuple[Write, ...] = ()
+    structure: Structure | None = None
     constants: dict[int, Any] = field(default_factory=dict)
-    n_leaves: int = 0
 
-    def record(self, output: Any) -> list[torch.Tensor]:
-        """Take ``output`` apart; return its tensors and remember the rest."""
-        leaves, self.spec = pytree.tree_flatten(output)
-        self.n_leaves = len(leaves)
+    def record(self, writes: dict[Write, torch.Tensor], output: Any) -> list[torch.Tensor]:
+        """Take ``output`` apart; return the tensors and remember the rest."""
+        leaves, self.structure = take_apart(output)
         self.constants = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        for constant in self.constants.values():
+            refuse_hidden_data(constant, "an output")
+        self.writes = tuple(writes)
+        return [*writes.values(), *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))]
 
-    def restore(self, tensors: list[torch.Tensor]) -> Any:
-        """Put ``tensors`` where those of the traced output were."""
-        assert self.spec is not None
-        rest = iter(tensors)
-        leaves = [self.constants[i] if i in self.constants else next(rest) for i in range(self.n_leaves)]
-        return pytree.tree_unflatten(leaves, self.spec)
+    def restore(self, model: torch.nn.Module, tensors: list[torch.Tensor]) -> Any:
+        """Assign to ``model`` what the traced forward did, and return the output with ``tensors`` in it."""
+        assert self.structure is not None
+        n_writes = len(self.writes)
+        for write, tensor in zip(self.writes, tensors[:n_writes], strict=True):
+            write.assign(model, tensor)
+        rest = iter(tensors[n_writes:])
+        return self.structure.restore(
+            [self.constants[i] if i in self.constants else next(rest) for i in range(self.structure.n_leaves)]
+        )
 
 
 class _FlatStep(torch.nn.Module):
-    """The step as a function of flat tensors: each parameter and buffer once, then the tensors among the inputs.
+    """The step as a function of flat tensors: the module's own, each once, then those among the inputs.
 
     So torch sees no nested inputs, constants or loss function, and a parameter that two modules share is one input with
     one gradient, added up in eager's order.
@@ -51,37 +79,44 @@ class _FlatStep(torch.nn.Module):
         # Behind a list, or torch would find the model's parameters and add them as inputs of its own.
         self._hidden = [step.model]
         self._loss_fn = step.loss_fn
-        self.parameter_names = [name for name, _ in step.model.named_parameters()]
-        self.buffer_names = [name for name, _ in step.model.named_buffers()]
-        leaves, self._spec = pytree.tree_flatten((tuple(step.args), dict(step.kwargs)))
+        leaves, self._structure = take_apart((tuple(step.args), dict(step.kwargs)))
         self._constants = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
-        self._n_leaves = len(leaves)
-        state = [*dict(step.model.named_parameters()).values(), *dict(step.model.named_buffers()).values()]
+        state = [container[key] for container, key in state_places(step.model)]
+        self._n_state = len(state)
         self.tensors = (*state, *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)))
         self.layout = OutputLayout()
 
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        names = self.parameter_names + self.buffer_names
-        state = dict(zip(names, tensors, strict=False))
-        rest = iter(tensors[len(names) :])
-        leaves = [self._constants[i] if i in self._constants else next(rest) for i in range(self._n_leaves)]
-        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        rest = iter(tensors[self._n_state :])
+        leaves = [self._constants[i] if i in self._constants else next(rest) for i in range(self._structure.n_leaves)]
+        args, kwargs = self._structure.restore(leaves)
         (model,) = self._hidden
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            return torch.func.functional_call(model, state, args, kwargs, tie_weights=True)
-
-        with recorded_origins(model):
+        run = functools.partial(type(model).forward, model)  # its own hooks run outside, at each call
+        state = TracedState(model)
+        with recorded_origins(model), state.replaced(tensors[: self._n_state]):
             output = call_step(run, self._loss_fn, args, kwargs)
-        return self.layout.record(output)
+            writes = state.writes()
+        _refuse_changed_inputs(leaves, self._structure, (args, kwargs))
+        return self.layout.record(writes, output)
 
 
 def call_step(
-    model: Callable[..., Any], loss_fn: Callable[[Any], torch.Tensor] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    forward: Callable[..., Any], loss_fn: Callable[[Any], torch.Tensor] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Return ``model(*args, **kwargs)``, or ``(loss, output)`` where there is a loss function."""
-    output = model(*args, **kwargs)
+    """Return what ``forward`` does, or ``(loss, output)`` where there is a loss function."""
+    output = forward(*args, **kwargs)
     return output if loss_fn is None else (loss_fn(output), output)
+
+
+def _refuse_changed_inputs(leaves: list[Any], structure: Structure, inputs: Any) -> None:
+    """Raise if the forward put something else into a list or dict that it was given: only its own copy would show it."""
+    now, structure_now = take_apart(inputs)
+    if structure_now.key != structure.key or any(a is not b for a, b in zip(now, leaves, strict=True)):
+        raise CaptureError(
+            "the forward changes a list, dict or object that is one of its inputs",
+            why="a planned step is given tensors only, so that its caller would not see the change",
+            try_="return what it adds",
+        )
 
 
 @dataclass(frozen=True)
@@ -92,32 +127,41 @@ class Joint:
         export: Torch's own record of it.
         module: The joint forward and backward graph.
         layout: How its flat outputs become the step's output.
-        parameter_names: Of its first inputs.
-        buffer_names: Of the inputs that follow them; the step's own inputs come last.
+        state: Kind and name of its first inputs, the tensors of the module; the step's own inputs come last.
+        is_real: Whether the step's tensors hold data, so that its kernels can be run.
+        undefined: Names of the tangents that are not given: no gradient starts from these outputs.
     """
 
     export: JointExport
     module: torch.fx.GraphModule
     layout: OutputLayout
-    parameter_names: list[str]
-    buffer_names: list[str]
+    state: tuple[tuple[Kind, str], ...]
+    is_real: bool
+    undefined: frozenset[str] = frozenset()
 
     @property
     def output_descs(self) -> list[Any]:
         """Torch's descriptor of each output of the joint graph."""
         return output_descriptors(self.module)
 
+    @property
+    def reads_by_offset(self) -> bool:
+        """Whether an op addresses a storage from its beginning, so that it matters where an input lies in its own."""
+        return bool(self.module.graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default))
+
+    @property
+    def tangents(self) -> list[torch.fx.Node]:
+        """The inputs that are gradients of outputs, in order."""
+        return [node for node in self.module.graph.find_nodes(op="placeholder") if input_role(node).is_tangent]
+
     def given(self, placeholder: torch.fx.Node) -> tuple[Kind, str]:
         """Return what an input of the joint graph is, and its name."""
         role = input_role(placeholder)
         if role.is_tangent:
             return Kind.TANGENT, placeholder.name
-        n_parameters, n_buffers = len(self.parameter_names), len(self.buffer_names)
-        if role.index < n_parameters:
-            return Kind.PARAMETER, self.parameter_names[role.index]
-        if role.index < n_parameters + n_buffers:
-            return Kind.BUFFER, self.buffer_names[role.index - n_parameters]
-        return Kind.INPUT, f"input_{role.index - n_parameters - n_buffers}"
+        if role.index < len(self.state):
+            return self.state[role.index]
+        return Kind.INPUT, f"input_{role.index - len(self.state)}"
 
     @property
     def n_forward_outputs(self) -> int:
@@ -129,15 +173,18 @@ class Joint:
 
 
 def trace_joint(step: TrainingStep) -> Joint:
-    """Trace forward and backward of ``step`` with AOTAutograd. No kernel runs; buffers and RNG state stay as they are.
+    """Trace forward and backward of ``step`` with AOTAutograd. No kernel runs; all is left as it was, RNG state included.
 
     Raises:
-        CaptureError: the model cannot be traced, or nothing in it requires a gradient.
+        CaptureError: the model cannot be traced, or it does what a trace would lose, or nothing requires a gradient.
     """
+    refuse_hooks(step.model, loss_inside=step.loss_fn is not None)
     flat = _FlatStep(step)
     try:
-        with torch.enable_grad():
-            export = export_joint(flat, flat.tensors)
+        with torch.enable_grad(), _no_draws():
+            export = export_joint(flat, flat.tensors, corrected)
+    except ActsolveError:
+        raise
     except Exception as error:
         raise CaptureError(
             f"cannot trace {type(step.model).__name__}",
@@ -145,14 +192,60 @@ def trace_joint(step: TrainingStep) -> Joint:
             why=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}",
             try_='a model without data-dependent Python, or on_error="original" to train it as it is',
         ) from error
-    module = export.graph_module
-    if not any(node.op == "placeholder" and "tangent" in node.name for node in module.graph.nodes):
+    if leaked := leaked_tensors():
+        raise CaptureError(
+            f"{type(step.model).__name__} keeps {len(leaked)} of its intermediate tensors outside of it",
+            where=f"tensors of shape {', '.join(str(tuple(t.shape)) for t in leaked[:3])}",
+            why="they were made while it was traced; a planned step would not make them anew",
+            try_="return them from the forward, or assign them to an attribute of the module",
+        )
+    is_real = not any(isinstance(t, FakeTensor) or t.device.type == "meta" for t in flat.tensors)
+    joint = Joint(export, export.graph_module, flat.layout, tuple(state_names(step.model)), is_real)
+    if not joint.tangents:
         raise CaptureError(
             f"{type(step.model).__name__} has nothing to train",
             why="no output depends on a parameter or input that requires a gradient",
             try_="requires_grad_(True) on the parameters to be trained",
         )
-    return Joint(export, module, flat.layout, flat.parameter_names, flat.buffer_names)
+    return joint
+
+
+@contextlib.contextmanager
+def _no_draws() -> Iterator[None]:
+    """Raise if the random state of Python, NumPy or torch is another afterwards, and set it back.
+
+    What a forward draws from Python's generators would be drawn once, in the trace.
+    """
+    before = _random_states()
+    try:
+        yield
+    finally:
+        changed = [name for name, state in _random_states().items() if name in before and not _equal(state, before[name])]
+        for name in changed:
+            _SETTERS[name](before[name])
+    if changed:
+        raise CaptureError(
+            f"the forward uses {changed[0]}",
+            why="a planned step runs no Python: what was drawn in the trace would stay",
+            try_="torch's random functions on tensors, or draw outside and pass it as an input",
+        )
+
+
+_SETTERS: dict[str, Callable[[Any], None]] = {
+    "Python's random": random.setstate,
+    "torch.manual_seed": torch.set_rng_state,
+    "numpy.random": lambda state: sys.modules["numpy"].random.set_state(state),
+}
+
+
+def _random_states() -> dict[str, Any]:
+    states: dict[str, Any] = {"Python's random": random.getstate(), "torch.manual_seed": torch.get_rng_state()}
+    numpy = sys.modules.get("numpy")
+    return states | ({"numpy.random": numpy.random.get_state(legacy=False)} if numpy is not None else {})
+
+
+def _equal(state: Any, other: Any) -> bool:
+    return torch.equal(state, other) if isinstance(state, torch.Tensor) else pickle.dumps(state) == pickle.dumps(other)
 
 
 def _user_frame(error: BaseException) -> str | None:

@@ -72,10 +72,11 @@ def _statistics_only(node: Node) -> bool:
 
 def rng_state_bytes(node: Node) -> int:
     """Return the bytes of the state of the generator that ``node`` draws from."""
-    return 16 if _device(node).type == "cuda" else torch.get_rng_state().nbytes
+    return 16 if device_of(node).type == "cuda" else torch.get_rng_state().nbytes
 
 
-def _device(node: Node) -> torch.device:
+def device_of(node: Node) -> torch.device:
+    """Return the device of what ``node`` evaluates to."""
     value = node.meta["val"]
     tensor = value if isinstance(value, torch.Tensor) else value[0]
     return torch.device(tensor.device)

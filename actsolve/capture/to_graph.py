@@ -19,6 +19,7 @@ from actsolve.capture.flops import node_flops
 from actsolve.capture.in_place import InPlaceCall, in_place_call
 from actsolve.capture.joint import Joint
 from actsolve.capture.layers import LayerNumbers
+from actsolve.capture.layouts import describe_call
 from actsolve.capture.provenance import Origin
 from actsolve.capture.torch_internals import annotation, mutated_input, storage_key
 from actsolve.graph import RNG_STATE_TARGET, Graph, Kind, Op, Phase, Value
@@ -51,6 +52,7 @@ class _Builder:
     value_nodes: list[Node | None] = field(default_factory=list)
     value_of: dict[Node, int] = field(default_factory=dict)
     by_storage: dict[int, int] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
     ops: list[Op] = field(default_factory=list)
     op_nodes: list[Node | None] = field(default_factory=list)
     in_place: dict[int, InPlaceCall] = field(default_factory=dict)
@@ -60,6 +62,9 @@ class _Builder:
         shape = tuple(int(n) for n in tensor.shape) if tensor is not None else ()
         dtype = str(tensor.dtype).removeprefix("torch.") if tensor is not None else ""
         producer = len(self.ops) if kind is Kind.ACTIVATION else None
+        if name in self.names:  # such as a buffer called like a node
+            name = f"{name}.{len(self.values)}"
+        self.names.add(name)
         self.values.append(Value(name, size_bytes, kind, producer, shape, dtype))
         self.value_nodes.append(node)
         return len(self.values) - 1
@@ -78,7 +83,7 @@ def graph_of(joint: Joint, name: str = "") -> GraphOfJoint:
     build = _Builder()
     nodes = list(joint.module.graph.nodes)
     for node in nodes:
-        if node.op == "placeholder":
+        if node.op == "placeholder" and node.name not in joint.undefined:
             _add_given(build, joint, node)
         elif node.op == "get_attr":
             _add_constant(build, joint, node)
@@ -139,10 +144,14 @@ def _phases(nodes: list[Node]) -> dict[Node, Phase]:
     """Backward is what torch tagged so, and whatever reads it."""
     phases: dict[Node, Phase] = {}
     for node in nodes:
-        tagged = node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
         reads_backward = any(phases.get(n) is Phase.BACKWARD for n in node.all_input_nodes)
-        phases[node] = Phase.BACKWARD if tagged or reads_backward else Phase.FORWARD
+        phases[node] = Phase.BACKWARD if is_backward(node) or reads_backward else Phase.FORWARD
     return phases
+
+
+def is_backward(node: Node) -> bool:
+    """Whether torch traced ``node`` in the backward."""
+    return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
 
 
 def _needed(nodes: list[Node]) -> set[Node]:
@@ -263,18 +272,5 @@ def _outputs_and_updates(
 
 def signature(node: Node) -> str:
     """Return a text that is equal for calls that cost the same: kernel, shapes, strides, dtypes, devices and constants."""
-
-    def describe(arg: Any) -> str:
-        if isinstance(arg, Node):
-            return ",".join(_tensor_signature(t) for t in tensors_of(arg)) or repr(arg.meta.get("val"))
-        if isinstance(arg, (list, tuple)):
-            return "[" + ",".join(map(describe, arg)) + "]"
-        return repr(arg)
-
-    args = [describe(a) for a in node.args] + [f"{k}={describe(v)}" for k, v in node.kwargs.items()]
-    return f"{node.target}({', '.join(args)})"
-
-
-def _tensor_signature(tensor: torch.Tensor) -> str:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return f"{dtype}{list(tensor.shape)}@{list(tensor.stride())}:{tensor.device}"
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    return describe_call(node.target, args, kwargs)

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+import functools
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
 import torch._dynamo.utils
+import torch._functorch.config
 import torch.fx.traceback
 from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from actsolve.errors import UsageError
 
 __all__ = [
     "FakeTensor",
@@ -27,34 +34,44 @@ __all__ = [
     "InputRole",
     "JointExport",
     "annotation",
-    "bound_kernel",
     "annotate",
+    "bound_kernel",
     "compile_joint",
     "export_joint",
     "fake_building",
     "input_role",
+    "leaked_tensors",
     "preserved_annotations",
     "storage_key",
 ]
 
 BoxedFunction = Callable[[list[Any]], Any]
-Compiler = Callable[[torch.fx.GraphModule, str], BoxedFunction]
+Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], BoxedFunction]
 JointExport = Any  # torch's JointWithDescriptors
+Correct = Callable[[Any, Any, Any, Any], Any]
 _ANNOTATION = "actsolve"
 
 
-def export_joint(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> JointExport:
+def export_joint(module: torch.nn.Module, args: tuple[torch.Tensor, ...], correct: Correct) -> JointExport:
     """Return the joint forward and backward graph of ``module(*args)``, functionalised, on fake tensors.
 
     No kernel runs and the RNG state is left as it was. Tensors that are neither parameters, buffers nor arguments (those
     that a loss function closes over) become constants of the graph.
+
+    Args:
+        module: What to trace.
+        args: Its inputs. Where they are fake already, their mode is used as it is.
+        correct: Called as ``correct(kernel, args, kwargs, result)`` for each kernel; returns what its
+            result really looks like.
     """
     tensors = [*args, *module.parameters(), *module.buffers()]
     given_mode = detect_fake_mode(tensors)
-    fake_mode = given_mode or FakeTensorMode(allow_non_fake_inputs=True)
-    with contextlib.ExitStack() as stack, tracing(TracingContext(fake_mode)), preserved_annotations():
+    fake_mode = given_mode or _CorrectedFakeTensorMode(correct)
+    with contextlib.ExitStack() as stack:
         if given_mode is not None:
             stack.enter_context(_fake_constants())
+        for context in (tracing(TracingContext(fake_mode)), preserved_annotations(), _eager_kernels(), _nothing_lost()):
+            stack.enter_context(context)
         return aot_export_joint_with_descriptors(stack, module, args, {})
 
 
@@ -63,28 +80,177 @@ def _fake_constants() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(torch._dynamo.utils, "assert_no_fake_params_or_buffers", lambda _: None)
 
 
-def compile_joint(export: JointExport, partition: Callable[..., Any], compiler: Compiler) -> Callable[..., Any]:
-    """Return a differentiable function of the flat parameters, buffers and inputs of an exported joint graph.
+class _CorrectedFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Fake tensors laid out as the kernels lay out real ones, where torch's meta functions say otherwise."""
+
+    def __init__(self, correct: Correct) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self._correct = correct
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().dispatch(func, types, args, kwargs or {})
+        return self._correct(func, args, kwargs or {}, result)
+
+
+@contextlib.contextmanager
+def _nothing_lost() -> Iterator[None]:
+    """Keep calls of which nothing reads the result but that have an effect: random draws, and checks that may raise.
+
+    Fx takes some of both for dead code. The check of a decomposition's success is traced as an op like others, not as an
+    effect that is threaded through.
+    """
+    check = torch.ops.aten._linalg_check_errors.default
+    kept = {check, *(op for op in _aten_overloads() if torch.Tag.nondeterministic_seeded in op.tags)}
+    added = kept - torch.fx.node._side_effectful_functions
+    effect = torch._library.simple_registry.singleton.find(check._name).effect
+    before = effect.effect
+    torch.fx.node._side_effectful_functions.update(added)
+    effect.register(None)
+    try:
+        yield
+    finally:
+        effect.register(before)
+        torch.fx.node._side_effectful_functions.difference_update(added)
+
+
+_PYTHON_KERNELS_NEEDED = frozenset({"dropout", "native_batch_norm", "cudnn_batch_norm", "one_hot", "tensor_split", "empty"})
+
+
+@contextlib.contextmanager
+def _eager_kernels() -> Iterator[None]:
+    """While tracing, call the kernels that eager calls, not what torch has in Python in place of some of them.
+
+    Those (LSTM, GRU, interpolation, matmul, ...) compute the same up to rounding, with more ops and memory. The few that
+    are kept say what the C++ kernel does not: batch norm's new statistics, one byte an element for dropout's mask.
+    """
+    keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+    removed: list[tuple[Any, Any, Any]] = []
+    for op in _ops_with_python_kernels(keys):
+        for key in keys:
+            if key in op.py_kernels:
+                removed.append((op, key, op.py_kernels.pop(key)))
+        op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, key, kernel in removed:
+            op.py_kernels.setdefault(key, kernel)
+            op._dispatch_cache.clear()
+
+
+def _ops_with_python_kernels(keys: tuple[Any, ...]) -> list[Any]:
+    replaceable = (op for op in _aten_overloads() if op._opname not in _PYTHON_KERNELS_NEEDED)
+    return [op for op in replaceable if any(key in op.py_kernels for key in keys)]
+
+
+@functools.cache
+def _aten_overloads() -> tuple[Any, ...]:
+    packets: list[Any] = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten)]
+    packets = [p for p in packets if isinstance(p, torch._ops.OpOverloadPacket)]
+    return tuple(getattr(packet, name) for packet in packets for name in packet.overloads())
+
+
+def leaked_tensors() -> list[torch.Tensor]:
+    """Return the tensors of a trace that has ended which are still referred to: they escaped into Python objects.
+
+    Looks at all that the garbage collector tracks, which takes about a tenth of a second. Those that it has returned before
+    are not returned again.
+    """
+
+    def alive() -> list[torch.Tensor]:
+        known = {id(t) for ref in _KNOWN_LEAKS if (t := ref()) is not None}
+        return [t for t in gc.get_objects() if type(t) is FunctionalTensor and id(t) not in known]
+
+    if not alive():
+        return []
+    gc.collect()
+    leaked = alive()
+    _KNOWN_LEAKS.extend(map(weakref.ref, leaked))
+    return leaked
+
+
+_KNOWN_LEAKS: list[weakref.ref[torch.Tensor]] = []
+
+
+def compile_joint(
+    export: JointExport, partition: Callable[..., Any], *, forward: Compiler, backward: Compiler
+) -> Callable[..., list[Any]]:
+    """Return a differentiable function of the flat tensors that an exported joint graph takes.
+
+    Undefined gradients of outputs reach the backward as None. It may run more than once (``retain_graph``).
 
     Args:
         export: From `export_joint`.
         partition: Called as ``partition(joint, inputs, num_fwd_outputs=...)``; returns the forward and the backward module.
-        compiler: Turns each of the two, with its name, into a function of one list, which it empties.
+        forward: Turns the forward module into a function of one list, which it empties.
+        backward: The same for the backward module.
     """
+    # Without donated buffers: with them torch refuses retain_graph, for a compiler might have reused their memory.
+    with torch._functorch.config.patch(donated_buffer=False):
+        function = aot_compile_joint_with_descriptors(
+            _fresh(export),
+            partition_fn=partition,
+            fw_compiler=forward,  # type: ignore[arg-type]
+            bw_compiler=backward,  # type: ignore[arg-type]
+        )
 
-    def compiled_as(name: str) -> Callable[..., BoxedFunction]:
-        return lambda module, _inputs: compiler(module, name)
+    aot_id = export._aot_state.aot_config.aot_id
 
-    function: Callable[..., Any] = aot_compile_joint_with_descriptors(
-        _fresh(export), partition_fn=partition, fw_compiler=compiled_as("forward"), bw_compiler=compiled_as("backward")
-    )
-    return function
+    def call(*tensors: Any) -> list[Any]:
+        outputs = list(function(*tensors))
+        _pass_undefined_gradients(outputs, aot_id)
+        return outputs
+
+    return call
+
+
+def _pass_undefined_gradients(outputs: list[Any], aot_id: int) -> None:
+    """Keep autograd from making zeros for the gradient of an output that nothing was derived from.
+
+    Torch's function does not say so in its forward; but its context is the ``grad_fn`` of its outputs, or of their bases.
+    """
+    seen = set()
+    pending = [output.grad_fn for output in outputs if isinstance(output, torch.Tensor) and output.grad_fn is not None]
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if getattr(getattr(node, "_forward_cls", None), "_aot_id", None) == aot_id:
+            node.set_materialize_grads(False)  # type: ignore[attr-defined]
+            node._forward_cls._double_backward = staticmethod(_refuse_double_backward)  # type: ignore[attr-defined]
+        elif len(seen) < _MAX_VIEWS * (len(outputs) + 1):  # views of what the function returned
+            pending += [parent for parent, _ in node.next_functions if parent is not None]
+
+
+_MAX_VIEWS = 8
+
+
+class _OnceDifferentiable(torch.autograd.Function):
+    """Gradients that are part of autograd's graph, to which they may not lead back."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, run: Callable[[], Any]) -> Any:
+        return run()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise UsageError(
+            "a planned step is differentiated twice",
+            why="its gradients were computed by a planned backward, of which there is no derivative",
+            try_="module.original for terms that need second derivatives (gradient penalties)",
+        )
+
+
+def _refuse_double_backward(_ctx: Any, run: Callable[[], Any], _args: list[Any]) -> Any:
+    """Stands in for torch's function of this name, which raises of torch.compile instead."""
+    return _OnceDifferentiable.apply(torch.empty(0, requires_grad=True), run)  # type: ignore[no-untyped-call]
 
 
 def _fresh(export: JointExport) -> JointExport:
     """Return ``export`` with metadata of its own: compiling strips it, and one capture is compiled once per plan."""
     state = export._aot_state
-    metadata = dataclasses.replace(state.fw_metadata)
+    metadata = dataclasses.replace(state.fw_metadata, bw_donated_idxs=[])
     return dataclasses.replace(export, _aot_state=dataclasses.replace(state, fw_metadata=metadata))
 
 
@@ -125,18 +291,25 @@ class InputRole:
 
     Attributes:
         is_tangent: Whether it is the gradient of an output.
-        index: Position among the flat inputs of the traced module, if it is one of them.
+        index: Position among the flat inputs of the traced module; of a tangent, position of its
+            output among the flat outputs. -1 where there is none.
+        output: Torch's descriptor of the output that a tangent is the gradient of.
     """
 
     is_tangent: bool = False
     index: int = -1
+    output: Any = None
 
 
 def input_role(placeholder: torch.fx.Node) -> InputRole:
     """Return what ``placeholder`` stands for; kinds that we do not know are refused, never guessed."""
     desc = placeholder.meta.get("desc")
     if isinstance(desc, descriptors.TangentAOTInput):
-        return InputRole(is_tangent=True)
+        output: Any = desc.output
+        while isinstance(output, descriptors.IntermediateBaseAOTOutput):
+            output = output.base_of
+        index = output.idx if isinstance(output, descriptors.PlainAOTOutput) else -1
+        return InputRole(is_tangent=True, index=index, output=desc.output)
     if isinstance(desc, descriptors.PlainAOTInput):
         return InputRole(index=desc.idx)
     raise NotImplementedError(f"joint-graph input {placeholder.name} of kind {type(desc).__name__}")

@@ -135,7 +135,7 @@ class _Writer:
             return f"{self._written(node.args[0])}[{self._written(node.args[1])}]"
         args = [self._written(a) for a in node.args]
         if node.target is replay_random:
-            args[1] = self._bind(_kernel(node.args[1], node.args[2:]), "k")
+            args[2] = self._bind(_kernel(node.args[2], node.args[3:]), "k")
         args += [f"{k}={self._written(a)}" for k, a in node.kwargs.items()]
         return f"{self._bind(_kernel(node.target, node.args), 'k')}({', '.join(args)})"
 

@@ -1,0 +1,58 @@
+"""Hooks on modules: Python that runs around a forward, of which a trace would keep only what it does to tensors.
+
+Those of the module that is optimized run at each call, around the planned step. A hook on a submodule would run once, in the
+trace, and never again: it is refused, except where torch is known to do all with tensors (weight norm, spectral norm, pruning).
+Hooks on tensors that require a gradient are no matter: autograd calls them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.modules import module as nn_module
+
+from actsolve.errors import CaptureError
+
+_KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_AFTER = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")  # these see what the forward returns
+
+
+def hooks_inside(module: torch.nn.Module, *, loss_inside: bool) -> tuple[tuple[str, str, Any], ...]:
+    """Return (module path, kind, hook) of each hook that a trace of ``module`` would swallow.
+
+    Args:
+        module: What is optimized.
+        loss_inside: Whether a loss is computed from its output inside the step: then its own hooks
+            would see ``(loss, output)`` instead of the output.
+    """
+    found = [
+        (path, kind, hook) for path, child in _with_hooks(module) for kind in _KINDS for hook in getattr(child, kind).values()
+    ]
+    if loss_inside:
+        found += [("", kind, hook) for kind in _AFTER for hook in getattr(module, kind).values()]
+    for kind in ("_global" + kind for kind in _KINDS):
+        found += [("", kind, hook) for hook in getattr(nn_module, kind).values()]
+    return tuple(entry for entry in found if not type(entry[2]).__module__.startswith("torch.nn.utils."))
+
+
+def _with_hooks(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """Submodules, not the module itself, that have a hook."""
+    return [
+        (path, child)
+        for path, child in module.named_modules()
+        if child is not module
+        and (child._forward_hooks or child._forward_pre_hooks or child._backward_hooks or child._backward_pre_hooks)
+    ]
+
+
+def refuse_hooks(module: torch.nn.Module, *, loss_inside: bool) -> None:
+    """Raise if a hook would not run at each step."""
+    for path, kind, hook in hooks_inside(module, loss_inside=loss_inside):
+        what = kind.removeprefix("_global_").removeprefix("_").removesuffix("s").replace("_", " ")
+        raise CaptureError(
+            f"{'every module' if kind.startswith('_global') else path or 'the module'} has a {what}",
+            where=getattr(hook, "__qualname__", type(hook).__name__),
+            why="it would run once, while the model is traced, and never again",
+            try_='remove it, return what it collects from the forward, or on_error="original"',
+        )

@@ -1,0 +1,109 @@
+"""When one plan serves two calls: a key over all that a trace depends on.
+
+It holds shapes, strides, dtypes, devices and aliasing of the inputs, their nesting and constants; which tensors the module
+holds and which of them are trained; the classes, modes and scalar attributes of every submodule; the hooks inside; and
+torch's own modes. What it cannot see: values in objects that are attributes (a config), and global variables.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from actsolve.capture.hooks import hooks_inside
+from actsolve.capture.state import SCALARS, Place, submodules
+from actsolve.capture.structure import Same, Structure, constant_key
+
+
+def signature(
+    module: torch.nn.Module,
+    places: list[Place],
+    leaves: list[Any],
+    structure: Structure,
+    loss_fn: Callable[[Any], torch.Tensor] | None = None,
+    *,
+    offsets: bool = False,
+) -> Any:
+    """Return a key that is equal for calls that one plan serves.
+
+    Args:
+        module: What is called.
+        places: Where its tensors are.
+        leaves: The inputs, taken apart.
+        structure: How they were nested.
+        loss_fn: The loss that is part of the step.
+        offsets: Whether it matters where in its storage an input begins.
+
+    Raises:
+        CaptureError: an input can be no part of a key, for it hides tensors.
+    """
+    storages: dict[int, int] = {}
+    inputs = tuple(
+        (_tensor_key(leaf), _alias_key(leaf, storages, i), leaf.storage_offset() if offsets else 0)
+        if isinstance(leaf, torch.Tensor)
+        else constant_key(leaf)
+        for i, leaf in enumerate(leaves)
+    )
+    state = tuple([(key, _tensor_key(container[key])) for container, key in places])
+    children = tuple([(type(child), *[v for v in child.__dict__.values() if type(v) in SCALARS]) for child in submodules(module)])
+    hooks = tuple(map(Same, (hook for *_, hook in hooks_inside(module, loss_inside=loss_fn is not None))))
+    return (
+        inputs,
+        structure.key,
+        state,
+        children,
+        hooks,
+        _modes(),
+        tuple(v if type(v) in SCALARS else Same(v) for v in _closed_over(loss_fn)),
+    )
+
+
+def _tensor_key(t: torch.Tensor) -> tuple[Any, ...]:
+    return t.shape, t.stride(), t.dtype, t.device, t.requires_grad, t.is_conj()
+
+
+def _alias_key(t: torch.Tensor, storages: dict[int, int], position: int) -> Any:
+    """Return the position of the first input with the same storage and, if that is another, where ``t`` begins in it."""
+    if t.layout is not torch.strided:
+        return None
+    first = storages.setdefault(t.untyped_storage()._cdata, position)
+    return first, t.storage_offset() if first != position else 0
+
+
+def _modes() -> tuple[Any, ...]:
+    """Torch's modes that change which ops a forward is made of."""
+    autocast = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
+    attention: Any = torch.backends.cuda
+    kernels = (attention.flash_sdp_enabled(), attention.math_sdp_enabled(), attention.mem_efficient_sdp_enabled())
+    return (
+        *autocast,
+        *kernels,
+        torch.backends.mkldnn.enabled,
+        torch.backends.cudnn.enabled,
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def _closed_over(loss_fn: Any) -> list[Any]:
+    """Return what a loss function refers to besides its argument: another object there is another loss."""
+    if isinstance(loss_fn, functools.partial):
+        return [*_closed_over(loss_fn.func), *loss_fn.args, *loss_fn.keywords.values()]
+    function = getattr(loss_fn, "__func__", loss_fn)
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_set(cell)]
+    code, variables = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    named = [variables[name] for name in (code.co_names if code is not None else ()) if name in variables]
+    owner = getattr(loss_fn, "__self__", loss_fn)
+    attributes = [v for v in getattr(owner, "__dict__", {}).values() if isinstance(v, torch.Tensor) or type(v) in SCALARS]
+    return [*cells, *named, *attributes]
+
+
+def _is_set(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018  # raises where it is empty
+    except ValueError:
+        return False
+    return True
