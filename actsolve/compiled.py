@@ -1,18 +1,21 @@
 """A planned step that can be called: torch's autograd around the forward and the backward that were lowered.
 
-A backward that starts from other outputs than the plan expected is made when it is first asked for.
+A backward that starts from other outputs than the plan expected, or from gradients in another layout than was traced (those
+of a mean outside of the step are one element, expanded), is made when it is first asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from actsolve.capture.captured import Captured
 from actsolve.capture.state import Place
+from actsolve.capture.to_graph import is_backward
 from actsolve.capture.torch_internals import compile_joint
 from actsolve.errors import ScheduleError, UsageError
 from actsolve.lower import Lowered, lower, lower_backward
@@ -20,12 +23,16 @@ from actsolve.planned import Planned
 from actsolve.runtime.boxed import boxed_function
 from actsolve.schedule import Schedule
 
+aten = torch.ops.aten
+
+_PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.mv.default})
+
 Boxed = Callable[[list[Any]], Any]
 
 
 @dataclass
 class Backward:
-    """The backward of a compiled step, for each set of outputs that it was asked to start from.
+    """The backward of a compiled step, for each kind of start that it was asked for.
 
     Attributes:
         captured: The step.
@@ -36,23 +43,46 @@ class Backward:
     captured: Captured
     lowered: Lowered
     seen: set[str] = field(default_factory=set)
-    _forms: dict[frozenset[str], Boxed] = field(default_factory=dict)
+    _forms: dict[tuple[frozenset[str], bool], Boxed] = field(default_factory=dict)
 
     def __call__(self, args: list[Any]) -> Any:
-        names = [tangent.name for tangent in self.captured.joint.tangents]
-        given = frozenset(
-            name for name, tangent in zip(names, args[len(args) - len(names) :], strict=True) if tangent is not None
-        )
-        self.seen |= given
-        if given not in self._forms:
-            self._forms[given] = boxed_function(self._lowered(given), "backward")
-        return self._forms[given](args)
+        traced = self.captured.joint.tangents
+        given = {t.name: t.meta["val"] for t, tangent in zip(traced, args[-len(traced) :], strict=True) if tangent is not None}
+        as_traced = all(map(_same_layout, given.values(), (t for t in args[-len(traced) :] if t is not None)))
+        if not as_traced and self._addresses_storages:
+            args[-len(traced) :] = [_laid_out(t.meta["val"], g) for t, g in zip(traced, args[-len(traced) :], strict=True)]
+            as_traced = True
+        self.seen |= given.keys()
+        form = (frozenset(given), as_traced)
+        if form not in self._forms:
+            self._forms[form] = boxed_function(self._lowered(*form), "backward")
+        return self._forms[form](args)
 
-    def _lowered(self, given: frozenset[str]) -> torch.fx.GraphModule:
-        if given == self.captured.tangents:
+    def refuse_autocast(self) -> None:
+        """Raise if the backward runs in an autocast region, and eager would therefore compute it otherwise than planned."""
+        if self._has_full_precision_products and any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+            raise UsageError(
+                "the backward runs inside an autocast region",
+                why="it was planned to run outside, and autocast would lower the precision of its matrix products",
+                try_="backward() after the region, as torch recommends",
+            )
+
+    @cached_property
+    def _has_full_precision_products(self) -> bool:
+        nodes = [n for n in self.captured.joint.module.graph.nodes if n.target in _PRODUCTS and is_backward(n)]
+        return any(n.meta["val"].dtype is torch.float32 for n in nodes)
+
+    @cached_property
+    def _addresses_storages(self) -> bool:
+        """Whether an op reads the storage of a gradient by offsets, which only the layout that was traced makes right."""
+        targets = (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default)
+        return any(node.target in targets and is_backward(node) for node in self.captured.joint.module.graph.nodes)
+
+    def _lowered(self, given: frozenset[str], as_traced: bool) -> torch.fx.GraphModule:
+        if given == self.captured.tangents and as_traced:
             return self.lowered.backward
         try:
-            return lower_backward(self.captured.starting_from(given), self.lowered.saved)
+            return lower_backward(self.captured.starting_from(given), self.lowered.saved, any_layout=not as_traced)
         except ScheduleError as error:
             raise UsageError(
                 "the backward starts from other outputs than this step was planned for",
@@ -60,6 +90,18 @@ class Backward:
                 why=f"it needs what the plan neither keeps nor can recompute ({error.what})",
                 try_="the next step: it is planned for these outputs too",
             ) from error
+
+
+def _laid_out(traced: torch.Tensor, tangent: torch.Tensor | None) -> torch.Tensor | None:
+    if tangent is None:
+        return None
+    made = torch.empty_strided(traced.shape, traced.stride(), dtype=tangent.dtype, device=tangent.device)
+    return made.copy_(tangent)
+
+
+def _same_layout(traced: torch.Tensor, tangent: torch.Tensor) -> bool:
+    strides = zip(traced.shape, traced.stride(), tangent.stride(), strict=True)
+    return all(a == b for size, a, b in strides if size > 1)
 
 
 @dataclass
@@ -110,5 +152,11 @@ def compile_step(captured: Captured, planned: Planned, schedule: Schedule | None
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
 
-    function = compile_joint(captured.joint.export, partition, forward=forward_of, backward=backward_of)
+    function = compile_joint(
+        captured.joint.export,
+        partition,
+        forward=forward_of,
+        backward=backward_of,
+        before_backward=backward.refuse_autocast,
+    )
     return CompiledStep(function, backward, captured, planned)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,10 +19,12 @@ from torch.fx import Node
 from actsolve.capture.captured import Captured
 from actsolve.capture.replay import replayed_call
 from actsolve.errors import ScheduleError
-from actsolve.graph import STATIC_KINDS
+from actsolve.graph import STATIC_KINDS, Graph
 from actsolve.runtime.grad_mode import in_training, looks_at_grad_mode
 from actsolve.runtime.rng import replay_random, rng_state
 from actsolve.schedule import Schedule, Step, StepKind, build_schedule
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,14 @@ def lower(captured: Captured, schedule: Schedule) -> Lowered:
     return Lowered(forward.module("Forward"), backward.module("Backward"), tuple(backward.saved))
 
 
-def lower_backward(captured: Captured, saved: tuple[str, ...]) -> fx.GraphModule:
+def lower_backward(captured: Captured, saved: tuple[str, ...], *, any_layout: bool) -> fx.GraphModule:
     """Return another backward for a forward that is there already; what is not saved is replayed when it is needed.
 
     Args:
         captured: The step, with the tangents that this backward is given.
         saved: What the forward saves.
+        any_layout: Whether the tangents may be laid out otherwise than traced. Then nothing is done in
+            place, and what autograd reshapes, of which a trace says ``view``, is reshaped.
 
     Raises:
         ScheduleError: this backward reads what is neither saved nor can be replayed.
@@ -74,9 +78,22 @@ def lower_backward(captured: Captured, saved: tuple[str, ...]) -> fx.GraphModule
     kept = [values[name] for name in saved if name in values]  # others are of no use here
     schedule = build_schedule(graph, frozenset(v for v in kept if graph.is_forward_value[v]))
     backward = _Emitter(captured, in_backward=True, saved=saved)
-    backward.run(schedule.steps[_first_backward_step(graph.n_forward, schedule) :])
+    steps = schedule.steps[_first_backward_step(graph.n_forward, schedule) :]
+    backward.run(tuple(_out_of_place(steps, graph)) if any_layout else steps)
     backward.finish_backward()
-    return backward.module("Backward")
+    module = backward.module("Backward")
+    for node in module.graph.nodes if any_layout else ():
+        if node.target in (aten.view.default, aten._unsafe_view.default):
+            node.target = aten.reshape.default
+    return module
+
+
+def _out_of_place(steps: tuple[Step, ...], graph: Graph) -> Iterator[Step]:
+    """The same steps with fresh memory for each result."""
+    for step in steps:
+        yield replace(step, in_place=False)
+        if step.in_place and step.op is not None and (place := graph.ops[step.op].in_place) is not None:
+            yield Step(StepKind.FREE, value=place[0])
 
 
 def _read_by_other_backwards(captured: Captured) -> Iterator[str]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from actsolve.capture.joint import call_step
-from actsolve.capture.state import Place, state_places
+from actsolve.capture.state import Place, Write, state_places
 from actsolve.capture.structure import Structure, take_apart
 from actsolve.compiled import CompiledStep
 from actsolve.errors import ActsolveError, UsageError
@@ -46,6 +46,7 @@ class Runtime:
         steps: Compiled steps by signature; None where the original runs.
         first: The step that `optimize` was given; None if the original runs.
         offsets: Whether it matters where in its storage an input begins: a graph reads past the views it was given.
+        written_only: Attributes that the forward assigns and does not read.
     """
 
     original: torch.nn.Module
@@ -56,19 +57,21 @@ class Runtime:
     steps: dict[Any, CompiledStep | None] = field(default_factory=dict)
     first: CompiledStep | None = None
     offsets: bool = False
+    written_only: frozenset[Write] = frozenset()
 
     def plan_first(self, step: TrainingStep, plan: Callable[[], CompiledStep]) -> None:
         """Enter the step that the module is optimized for, from ``plan``."""
         self._enter(tuple(step.args), dict(step.kwargs), plan)
 
+    def state(self, step: CompiledStep | None = None) -> list[Place]:
+        """Return the places of the tensors that are state: of all steps, or of one."""
+        return state_places(self.original, self.written_only if step is None else step.captured.joint.written_only)
+
     def step_for(self, places: list[Place], args: Any, kwargs: Any) -> tuple[CompiledStep | None, list[Any]]:
         """Return the step for these inputs, planned now if they are new, and their leaves; None if the original is to run."""
         leaves, structure = take_apart((args, kwargs))
         key = self._or_none(lambda: self._key(places, leaves, structure))
-        if key not in self.steps:
-            self._enter(args, kwargs, lambda: self._plan_new(args, kwargs))
-            key = self._or_none(lambda: self._key(places, leaves, structure))
-        step = self.steps[key]
+        step = self.steps[key] if key in self.steps else self._enter(args, kwargs, lambda: self._plan_new(args, kwargs))
         if step is not None and self.on_new_inputs == "plan" and step.outgrown is not None:
             tangents = step.outgrown
             step = self._enter(args, kwargs, lambda: self.plan_step(self._step(args, kwargs), tangents))
@@ -80,9 +83,11 @@ class Runtime:
     def _enter(self, args: Any, kwargs: Any, plan: Callable[[], CompiledStep | None]) -> CompiledStep | None:
         step: CompiledStep | None = self._or_none(plan)
         self.first = self.first or step
-        self.offsets = self.offsets or (step is not None and step.captured.joint.reads_by_offset)
+        if step is not None:
+            self.offsets = self.offsets or step.captured.joint.reads_by_offset
+            self.written_only |= step.captured.joint.written_only
         leaves, structure = take_apart((args, kwargs))
-        self.steps[self._or_none(lambda: self._key(state_places(self.original), leaves, structure))] = step
+        self.steps[self._or_none(lambda: self._key(self.state(), leaves, structure))] = step
         if len(self.steps) == _MANY_PLANS:
             warnings.warn(
                 f"actsolve: {len(self.steps)} plans for as many kinds of inputs; each new one takes seconds and memory. "
@@ -171,11 +176,13 @@ def _forward_of(cls: type) -> Callable[..., Any]:
         run_original = functools.partial(call_step, functools.partial(forward, self), runtime.loss_fn, args, kwargs)
         if not (self.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
             return run_original()
-        places = state_places(self)
+        places = runtime.state()
         if not _wants_gradient(places, args, kwargs):
             return run_original()
         step, leaves = runtime.step_for(places, args, kwargs)
-        return run_original() if step is None else step(self, places, leaves)
+        if step is None:
+            return run_original()
+        return step(self, runtime.state(step) if runtime.written_only else places, leaves)
 
     return planned
 

@@ -62,7 +62,7 @@ def signature(
 
 
 def _tensor_key(t: torch.Tensor) -> tuple[Any, ...]:
-    return t.shape, t.stride(), t.dtype, t.device, t.requires_grad, t.is_conj()
+    return t.shape, t.stride(), t.dtype, t.device, t.requires_grad, t.is_leaf, t.is_conj()
 
 
 def _alias_key(t: torch.Tensor, storages: dict[int, int], position: int) -> Any:

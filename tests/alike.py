@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -65,7 +64,7 @@ def planned_module(step: TrainingStep, captured: Captured, schedule: Schedule) -
 
 
 def assert_trains_alike(
-    step: TrainingStep,
+    make: Callable[[], TrainingStep],
     *,
     loss: Loss | None = None,
     steps: int = 3,
@@ -73,31 +72,35 @@ def assert_trains_alike(
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     capture: Callable[[TrainingStep], Captured] = capture_as_laid_out,
 ) -> Captured:
-    """Train ``step.model`` in eager mode and as planned, for several plans; compare all that can be observed.
+    """Train what ``make`` returns in eager mode and as planned, for several plans; compare all that can be observed.
 
     Args:
-        step: What to train; its model is not changed.
+        make: Makes the step to train, the same each time under one seed.
         loss: What the backward starts from, of what a call returns; its sum of squares if that is left out.
         steps: Steps of AdamW.
         seeds: How many random plans, besides keeping all and nothing.
         context: Around each forward, and the capture: autocast.
         capture: How the step is traced.
     """
-    original = copy.deepcopy(step.model)
+    step, original = made(make), made(make)
     torch.manual_seed(0)
     before = torch.get_rng_state()
     with context():
         captured = capture(step)
     assert torch.equal(before, torch.get_rng_state()), "capture has drawn random numbers"
-    assert_same_state(step.model, original, "capture")
+    assert_same_state(step.model, original.model, "capture")
     for name, kept in kept_sets(captured.graph, seeds=seeds):
-        reference = TrainingStep(copy.deepcopy(original), *fresh_inputs(step), step.loss_fn)
-        ours = TrainingStep(copy.deepcopy(original), *fresh_inputs(step), step.loss_fn)
+        reference, ours = made(make), made(make)
         schedule = checked_schedule(captured.graph, kept)
         with context():
             module = planned_module(ours, captured, schedule)
         assert_equal_training(reference, ours, module, loss or step_loss(step), steps, context, name)
     return captured
+
+
+def made(make: Callable[[], TrainingStep]) -> TrainingStep:
+    torch.manual_seed(3)
+    return make()
 
 
 def step_loss(step: TrainingStep) -> Loss:
@@ -112,23 +115,6 @@ def sum_of_squares(output: Any) -> torch.Tensor:
     return torch.stack(terms).sum() if len(terms) != 1 else terms[0]
 
 
-def fresh_inputs(step: TrainingStep) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Copies of the inputs with the layouts of the originals; those that are one object stay one."""
-    leaves, structure = take_apart((tuple(step.args), dict(step.kwargs)))
-    copies: dict[int, Any] = {}
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor) and id(leaf) not in copies:
-            copies[id(leaf)] = same_layout(leaf)
-    args, kwargs = structure.restore([copies.get(id(leaf), leaf) for leaf in leaves])
-    return args, kwargs
-
-
-def same_layout(tensor: torch.Tensor) -> torch.Tensor:
-    made = torch.empty(0, dtype=tensor.dtype)
-    storage = tensor.detach().untyped_storage().clone()
-    return made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride()).requires_grad_(tensor.requires_grad)
-
-
 def assert_equal_training(
     reference: TrainingStep,
     ours: TrainingStep,
@@ -138,7 +124,6 @@ def assert_equal_training(
     context: Callable[[], AbstractContextManager[Any]],
     plan: str,
 ) -> None:
-    ours.model.train()
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) if list(m.parameters()) else None for m in (reference.model, module)]
     for number in range(steps):
         where = f"{plan}, step {number}"

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
+from actsolve.capture.autocast import share_casts
 from actsolve.capture.batch_norm import drop_unread_statistics
-from actsolve.capture.dropout import make_dropout_exact
+from actsolve.capture.gradients import separate
 from actsolve.capture.in_place import InPlaceCall
 from actsolve.capture.joint import Joint, trace_joint
 from actsolve.capture.replay import device_of
@@ -94,8 +95,8 @@ def capture(step: TrainingStep, *, name: str = "", tangents: frozenset[str] | No
     """
     joint = trace_joint(step)
     try:
-        make_dropout_exact(joint.module)
         drop_unread_statistics(joint.module)
+        share_casts(joint)
         return _captured(joint, tangents or expected(joint, loss_inside=step.loss_fn is not None), name)
     except NotImplementedError as error:
         raise CaptureError(f"cannot plan {type(step.model).__name__}", why=str(error)) from error
@@ -103,4 +104,5 @@ def capture(step: TrainingStep, *, name: str = "", tangents: frozenset[str] | No
 
 def _captured(full: Joint, tangents: frozenset[str], name: str) -> Captured:
     joint = without(full, frozenset(t.name for t in full.tangents) - tangents)
+    separate(joint.module, joint.n_forward_outputs)
     return Captured(joint, graph_of(joint, name), full)

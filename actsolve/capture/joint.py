@@ -8,11 +8,12 @@ import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from actsolve.capture.dropout import dropout
 from actsolve.capture.hooks import refuse_hooks
 from actsolve.capture.layouts import corrected
 from actsolve.capture.provenance import recorded_origins
@@ -74,14 +75,16 @@ class _FlatStep(torch.nn.Module):
     one gradient, added up in eager's order.
     """
 
-    def __init__(self, step: TrainingStep) -> None:
+    def __init__(self, step: TrainingStep, leave_out: frozenset[Write]) -> None:
         super().__init__()
+        self._leave_out = leave_out
+        self._keeps_casts = torch.is_autocast_cache_enabled()
         # Behind a list, or torch would find the model's parameters and add them as inputs of its own.
         self._hidden = [step.model]
         self._loss_fn = step.loss_fn
         leaves, self._structure = take_apart((tuple(step.args), dict(step.kwargs)))
         self._constants = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
-        state = [container[key] for container, key in state_places(step.model)]
+        state = [container[key] for container, key in state_places(step.model, leave_out)]
         self._n_state = len(state)
         self.tensors = (*state, *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)))
         self.layout = OutputLayout()
@@ -92,8 +95,8 @@ class _FlatStep(torch.nn.Module):
         args, kwargs = self._structure.restore(leaves)
         (model,) = self._hidden
         run = functools.partial(type(model).forward, model)  # its own hooks run outside, at each call
-        state = TracedState(model)
-        with recorded_origins(model), state.replaced(tensors[: self._n_state]):
+        state = TracedState(model, self._leave_out)
+        with recorded_origins(model, keeps_casts=self._keeps_casts), state.replaced(tensors[: self._n_state]):
             output = call_step(run, self._loss_fn, args, kwargs)
             writes = state.writes()
         _refuse_changed_inputs(leaves, self._structure, (args, kwargs))
@@ -128,7 +131,9 @@ class Joint:
         module: The joint forward and backward graph.
         layout: How its flat outputs become the step's output.
         state: Kind and name of its first inputs, the tensors of the module; the step's own inputs come last.
+        written_only: Attributes of the module that the forward assigns and does not read: they are no inputs.
         is_real: Whether the step's tensors hold data, so that its kernels can be run.
+        leaf_indices: Which inputs are leaves of autograd's graph and require a gradient.
         undefined: Names of the tangents that are not given: no gradient starts from these outputs.
     """
 
@@ -136,7 +141,9 @@ class Joint:
     module: torch.fx.GraphModule
     layout: OutputLayout
     state: tuple[tuple[Kind, str], ...]
+    written_only: frozenset[Write]
     is_real: bool
+    leaf_indices: frozenset[int]
     undefined: frozenset[str] = frozenset()
 
     @property
@@ -148,6 +155,17 @@ class Joint:
     def reads_by_offset(self) -> bool:
         """Whether an op addresses a storage from its beginning, so that it matters where an input lies in its own."""
         return bool(self.module.graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default))
+
+    @property
+    def leaves(self) -> set[torch.fx.Node]:
+        """The inputs that are leaves of autograd's graph and require a gradient."""
+        return {n for n in self.module.graph.find_nodes(op="placeholder") if input_role(n).index in self.leaf_indices}
+
+    def gradient_of(self, placeholder: torch.fx.Node) -> torch.fx.Node | None:
+        """Return the gradient of an input, or None."""
+        (output,) = self.module.graph.find_nodes(op="output")
+        gradient = output.args[0][self.n_forward_outputs + input_role(placeholder).index]
+        return gradient if isinstance(gradient, torch.fx.Node) else None
 
     @property
     def tangents(self) -> list[torch.fx.Node]:
@@ -179,10 +197,28 @@ def trace_joint(step: TrainingStep) -> Joint:
         CaptureError: the model cannot be traced, or it does what a trace would lose, or nothing requires a gradient.
     """
     refuse_hooks(step.model, loss_inside=step.loss_fn is not None)
-    flat = _FlatStep(step)
+    joint = _traced(step, frozenset())
+    if written_only := _written_only(joint):
+        # Their old tensors would be inputs, and autograd would keep the graph of the step that made them.
+        given = {name for _, name in joint.state}
+        joint = _traced(step, written_only) if any(w.attribute in given for w in written_only) else joint
+        joint = replace(joint, written_only=written_only)
+    if not joint.tangents:
+        raise CaptureError(
+            f"{type(step.model).__name__} has nothing to train",
+            why="no output depends on a parameter or input that requires a gradient",
+            try_="requires_grad_(True) on the parameters to be trained",
+        )
+    return joint
+
+
+def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
+    flat = _FlatStep(step, leave_out)
     try:
         with torch.enable_grad(), _no_draws():
-            export = export_joint(flat, flat.tensors, corrected)
+            export = export_joint(
+                flat, flat.tensors, correct=corrected, kernels={torch.ops.aten.dropout.default: dropout}
+            )
     except ActsolveError:
         raise
     except Exception as error:
@@ -200,14 +236,19 @@ def trace_joint(step: TrainingStep) -> Joint:
             try_="return them from the forward, or assign them to an attribute of the module",
         )
     is_real = not any(isinstance(t, FakeTensor) or t.device.type == "meta" for t in flat.tensors)
-    joint = Joint(export, export.graph_module, flat.layout, tuple(state_names(step.model)), is_real)
-    if not joint.tangents:
-        raise CaptureError(
-            f"{type(step.model).__name__} has nothing to train",
-            why="no output depends on a parameter or input that requires a gradient",
-            try_="requires_grad_(True) on the parameters to be trained",
-        )
-    return joint
+    names = tuple(state_names(step.model, leave_out))
+    leaves = frozenset(i for i, t in enumerate(flat.tensors) if t.is_leaf and t.requires_grad)
+    return Joint(export, export.graph_module, flat.layout, names, frozenset(), is_real, leaves)
+
+
+def _written_only(joint: Joint) -> frozenset[Write]:
+    """Return the attributes that the forward assigns and does not read before."""
+    placeholders = joint.module.graph.find_nodes(op="placeholder")
+    unread = {joint.given(node)[1] for node in placeholders if not node.users}
+    given = {name for _, name in joint.state}
+    return frozenset(
+        w for w in joint.layout.writes if not w.is_buffer and (w.attribute in unread or w.attribute not in given)
+    )
 
 
 @contextlib.contextmanager

@@ -9,32 +9,50 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.nn.modules import module as nn_module
 from torch.overrides import TorchFunctionMode
 
 from actsolve.capture.torch_internals import annotate
+from actsolve.errors import CaptureError
 
 _TORCH_DIRECTORY = str(Path(torch.__file__).parent)
 _OWN_DIRECTORY = str(Path(__file__).parent)
+_TENSOR: Any = torch.Tensor
+_CASTS = frozenset({_TENSOR.to, _TENSOR.type, _TENSOR.type_as, _TENSOR.bfloat16, _TENSOR.half})
+_NOT_TRACED = frozenset({_TENSOR.data.__set__, _TENSOR.grad.__set__})
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Module path and ``file:line`` that an op was traced from."""
+    """Where an op was traced.
+
+    Attributes:
+        module: Path of the module that ran it.
+        source: ``file:line``.
+        autocast_region: Number of the outermost autocast region, if autocast would keep the op's casts.
+    """
 
     module: str
     source: str
+    autocast_region: int | None = None
 
 
 class _Recorder(TorchFunctionMode):
     """Annotates traced nodes with the module that runs and the innermost line outside torch."""
 
-    def __init__(self, module_names: dict[torch.nn.Module, str]) -> None:
+    def __init__(self, module_names: dict[torch.nn.Module, str], keeps_casts: bool) -> None:
         super().__init__()
+        self._keeps_casts = keeps_casts
         self._names = module_names
         self._running: list[str] = []
+        self._regions_ended = 0
+
+    def end_autocast_region(self) -> None:
+        """Called in place of ``torch.clear_autocast_cache``."""
+        self._regions_ended += 1
 
     def enter_module(self, module: torch.nn.Module, _inputs: Any) -> None:
         self._running.append(self._names.get(module, self._running[-1] if self._running else ""))
@@ -44,7 +62,16 @@ class _Recorder(TorchFunctionMode):
             self._running.pop()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        annotate(Origin(self._running[-1] if self._running else "", _user_line(sys._getframe(1))))
+        source = _user_line(sys._getframe(1))
+        if func in _NOT_TRACED:
+            raise CaptureError(
+                "the forward sets the data of a tensor",
+                where=source,
+                why="torch does not trace that",
+                try_="copy_(), or a new tensor in place of the old one",
+            )
+        region = self._regions_ended if self._keeps_casts and func not in _CASTS else None
+        annotate(Origin(self._running[-1] if self._running else "", source, region))
         return func(*args, **(kwargs or {}))
 
 
@@ -70,13 +97,18 @@ def _short(file: str) -> str:
 
 
 @contextlib.contextmanager
-def recorded_origins(root: torch.nn.Module) -> Iterator[None]:
-    """Within this context, nodes traced from ``root`` and its submodules carry their `Origin`."""
-    recorder = _Recorder({module: name for name, module in root.named_modules()})
+def recorded_origins(root: torch.nn.Module, *, keeps_casts: bool) -> Iterator[None]:
+    """Within this context, nodes traced from ``root`` and its submodules carry their `Origin`.
+
+    Args:
+        root: What is traced.
+        keeps_casts: Whether autocast keeps its casts of weights. Not asked here: tracing turns that off.
+    """
+    recorder = _Recorder({module: name for name, module in root.named_modules()}, keeps_casts)
     enter = nn_module.register_module_forward_pre_hook(recorder.enter_module)
     leave = nn_module.register_module_forward_hook(recorder.leave_module, always_call=True)
     try:
-        with recorder:
+        with recorder, mock.patch.object(torch, "clear_autocast_cache", recorder.end_autocast_region):
             yield
     finally:
         enter.remove()

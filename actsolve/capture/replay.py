@@ -62,12 +62,20 @@ def why_not_replayable(node: Node, mutated_inputs: Sequence[int]) -> str:
         return "it draws from a generator of its own"
     if mutated_inputs and not _statistics_only(node):
         return "it reads a buffer that the step changes"
+    if _statistics_only(node) and _new_statistics_are_read(node):
+        return "its new statistics are read"
     return ""
 
 
 def _statistics_only(node: Node) -> bool:
     """Whether the buffers that ``node`` reads only serve to make their next content, as in training-mode batch norm."""
     return node.target is _BATCH_NORM and bool(_named_arguments(node)["training"])
+
+
+def _new_statistics_are_read(node: Node) -> bool:
+    """Whether more is done with batch norm's new statistics than to copy them into its buffers: a replay makes none."""
+    items = [user for user in node.users if user.target is operator.getitem and user.args[1] in (3, 4)]
+    return any(reader.op != "output" for item in items for reader in item.users)
 
 
 def rng_state_bytes(node: Node) -> int:

@@ -29,11 +29,16 @@ _OPAQUE = SCALARS | {type(lambda: None), type(len), type(torch.relu), type}
 _OWN = frozenset(torch.nn.Module().__dict__)  # nn.Module's own attributes: parameters, submodules, hooks, the mode
 
 
-def state_places(module: torch.nn.Module) -> list[Place]:
+def state_places(module: torch.nn.Module, leave_out: frozenset[Write] = frozenset()) -> list[Place]:
     """Return the place of each tensor of ``module``, each tensor once: parameters, then buffers, then others.
 
     Cheap enough for every call: about a millisecond for a thousand submodules.
+
+    Args:
+        module: What holds the tensors.
+        leave_out: Attributes that are no state: the forward assigns them before it reads them.
     """
+    written = {(id(module.get_submodule(w.path).__dict__), w.name) for w in leave_out}
     parameters: dict[int, Place] = {}
     buffers: dict[int, Place] = {}
     others: dict[int, Place] = {}
@@ -45,7 +50,7 @@ def state_places(module: torch.nn.Module) -> list[Place]:
             if buffer is not None:
                 buffers.setdefault(id(buffer), (child._buffers, name))
         for name, value in child.__dict__.items():
-            if name not in _OWN and type(value) not in _OPAQUE:
+            if name not in _OWN and type(value) not in _OPAQUE and (id(child.__dict__), name) not in written:
                 for container, key in _places_in(child.__dict__, name, value):
                     others.setdefault(id(container[key]), (container, key))
     first = parameters | {i: place for i, place in buffers.items() if i not in parameters}
@@ -74,7 +79,7 @@ def _places_in(attributes: dict[str, Any], name: str, value: Any) -> list[Place]
     return []
 
 
-def state_names(module: torch.nn.Module) -> list[tuple[Kind, str]]:
+def state_names(module: torch.nn.Module, leave_out: frozenset[Write] = frozenset()) -> list[tuple[Kind, str]]:
     """Return the kind and the qualified name of each tensor of `state_places`, in its order."""
     names: dict[tuple[int, Any], tuple[Kind, str]] = {}
     for path, child in module.named_modules():
@@ -88,7 +93,7 @@ def state_names(module: torch.nn.Module) -> list[tuple[Kind, str]]:
                 for container, key in _places_in(child.__dict__, name, value):
                     label = prefix + name if container is child.__dict__ else f"{prefix}{name}[{key!r}]"
                     names[id(container), key] = (Kind.BUFFER, label)
-    return [names[id(container), key] for container, key in state_places(module)]
+    return [names[id(container), key] for container, key in state_places(module, leave_out)]
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,11 @@ class Write:
     name: str
     is_buffer: bool
 
+    @property
+    def attribute(self) -> str:
+        """The qualified name."""
+        return f"{self.path}.{self.name}" if self.path else self.name
+
     def assign(self, module: torch.nn.Module, tensor: torch.Tensor) -> None:
         """Do in ``module`` what the forward did."""
         child = module.get_submodule(self.path)
@@ -114,8 +124,8 @@ class Write:
 class TracedState:
     """A module whose tensors are replaced while it is traced, and which is put back as it was afterwards."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
+    def __init__(self, module: torch.nn.Module, leave_out: frozenset[Write]) -> None:
+        self._module, self._leave_out = module, leave_out
         self._before: dict[int, tuple[Any, Any]] = {}  # by id: attributes, lists and dicts, and what they held
         for child in module.modules():
             for container in (child.__dict__, *(v for v in child.__dict__.values() if isinstance(v, (list, dict)))):
@@ -125,13 +135,13 @@ class TracedState:
     @contextlib.contextmanager
     def replaced(self, tensors: tuple[torch.Tensor, ...]) -> Iterator[None]:
         """Within this context the state of the module, in the order of `state_places`, is ``tensors``."""
-        olds = [container[key] for container, key in state_places(self._module)]
+        olds = [container[key] for container, key in state_places(self._module, self._leave_out)]
         self._new = {id(old): new for old, new in zip(olds, tensors, strict=True)}
         try:
             for container, content in self._before.values():
                 for key, value in enumerate(content) if isinstance(content, list) else content.items():
                     if isinstance(value, torch.Tensor):
-                        container[key] = self._new[id(value)]
+                        container[key] = self._new.get(id(value), value)
             yield
         finally:
             for container, content in self._before.values():

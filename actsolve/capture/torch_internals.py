@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -21,10 +21,12 @@ import torch._dynamo.utils
 import torch._functorch.config
 import torch.fx.traceback
 from torch._functorch._aot_autograd import descriptors
+from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
 from torch._guards import TracingContext, detect_fake_mode, tracing
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from actsolve.errors import UsageError
 
@@ -52,7 +54,9 @@ Correct = Callable[[Any, Any, Any, Any], Any]
 _ANNOTATION = "actsolve"
 
 
-def export_joint(module: torch.nn.Module, args: tuple[torch.Tensor, ...], correct: Correct) -> JointExport:
+def export_joint(
+    module: torch.nn.Module, args: tuple[torch.Tensor, ...], *, correct: Correct, kernels: Mapping[Any, Callable[..., Any]]
+) -> JointExport:
     """Return the joint forward and backward graph of ``module(*args)``, functionalised, on fake tensors.
 
     No kernel runs and the RNG state is left as it was. Tensors that are neither parameters, buffers nor arguments (those
@@ -63,14 +67,16 @@ def export_joint(module: torch.nn.Module, args: tuple[torch.Tensor, ...], correc
         args: Its inputs. Where they are fake already, their mode is used as it is.
         correct: Called as ``correct(kernel, args, kwargs, result)`` for each kernel; returns what its
             result really looks like.
+        kernels: What to trace for some composite kernels of torch.
     """
     tensors = [*args, *module.parameters(), *module.buffers()]
     given_mode = detect_fake_mode(tensors)
     fake_mode = given_mode or _CorrectedFakeTensorMode(correct)
-    with contextlib.ExitStack() as stack:
+    no_autocast_in_backward = torch._functorch.config.patch(backward_pass_autocast="off")
+    with contextlib.ExitStack() as stack, no_autocast_in_backward:
         if given_mode is not None:
             stack.enter_context(_fake_constants())
-        for context in (tracing(TracingContext(fake_mode)), preserved_annotations(), _eager_kernels(), _nothing_lost()):
+        for context in (tracing(TracingContext(fake_mode)), preserved_annotations(), _eager_kernels(kernels), _nothing_lost()):
             stack.enter_context(context)
         return aot_export_joint_with_descriptors(stack, module, args, {})
 
@@ -113,28 +119,30 @@ def _nothing_lost() -> Iterator[None]:
         torch.fx.node._side_effectful_functions.difference_update(added)
 
 
-_PYTHON_KERNELS_NEEDED = frozenset({"dropout", "native_batch_norm", "cudnn_batch_norm", "one_hot", "tensor_split", "empty"})
+_PYTHON_KERNELS_NEEDED = frozenset({"native_batch_norm", "cudnn_batch_norm", "one_hot", "tensor_split", "empty"})
 
 
 @contextlib.contextmanager
-def _eager_kernels() -> Iterator[None]:
+def _eager_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
     """While tracing, call the kernels that eager calls, not what torch has in Python in place of some of them.
 
     Those (LSTM, GRU, interpolation, matmul, ...) compute the same up to rounding, with more ops and memory. The few that
-    are kept say what the C++ kernel does not: batch norm's new statistics, one byte an element for dropout's mask.
+    are kept say what the C++ kernel does not, such as batch norm's new statistics.
     """
     keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
-    removed: list[tuple[Any, Any, Any]] = []
-    for op in _ops_with_python_kernels(keys):
+    before = [(op, dict(op.py_kernels)) for op in _ops_with_python_kernels(keys)]
+    for op, _ in before:
         for key in keys:
-            if key in op.py_kernels:
-                removed.append((op, key, op.py_kernels.pop(key)))
+            op.py_kernels.pop(key, None)
+            if op in kernels:
+                op.py_kernels[key] = kernels[op]
         op._dispatch_cache.clear()
     try:
         yield
     finally:
-        for op, key, kernel in removed:
-            op.py_kernels.setdefault(key, kernel)
+        for op, python_kernels in before:
+            op.py_kernels.clear()
+            op.py_kernels.update(python_kernels)
             op._dispatch_cache.clear()
 
 
@@ -173,20 +181,35 @@ _KNOWN_LEAKS: list[weakref.ref[torch.Tensor]] = []
 
 
 def compile_joint(
-    export: JointExport, partition: Callable[..., Any], *, forward: Compiler, backward: Compiler
+    export: JointExport,
+    partition: Callable[..., Any],
+    *,
+    forward: Compiler,
+    backward: Compiler,
+    before_backward: Callable[[], None],
 ) -> Callable[..., list[Any]]:
     """Return a differentiable function of the flat tensors that an exported joint graph takes.
 
-    Undefined gradients of outputs reach the backward as None. It may run more than once (``retain_graph``).
+    Gradients of outputs reach the backward as autograd has them: undefined ones as None, others in any layout. It may run
+    more than once (``retain_graph``).
 
     Args:
         export: From `export_joint`.
         partition: Called as ``partition(joint, inputs, num_fwd_outputs=...)``; returns the forward and the backward module.
         forward: Turns the forward module into a function of one list, which it empties.
         backward: The same for the backward module.
+        before_backward: Called in each backward, in the modes of its caller; torch turns autocast off for the rest.
     """
+
+    def as_given(tangent: Any, *_: Any) -> tuple[Any, list[Any]]:
+        before_backward()
+        return tangent, [tangent]
+
     # Without donated buffers: with them torch refuses retain_graph, for a compiler might have reused their memory.
-    with torch._functorch.config.patch(donated_buffer=False):
+    no_donation = torch._functorch.config.patch(donated_buffer=False)
+    # And gradients of outputs as they come: torch would copy those that are not laid out as it has traced them.
+    tangents_as_given = mock.patch.object(AOTDispatchAutograd, "process_runtime_tangent", staticmethod(as_given))
+    with no_donation, tangents_as_given:
         function = aot_compile_joint_with_descriptors(
             _fresh(export),
             partition_fn=partition,
@@ -339,8 +362,8 @@ def n_forward_outputs(joint: torch.fx.GraphModule) -> int:
 
 
 def real_tensors() -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which tensors are real, also inside a ``FakeTensorMode``."""
-    return unset_fake_temporarily()
+    """Return a context in which tensors are real, also while something is traced or inside a ``FakeTensorMode``."""
+    return _disable_current_modes()
 
 
 @contextlib.contextmanager
