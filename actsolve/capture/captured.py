@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from actsolve.capture.autocast import share_casts
 from actsolve.capture.batch_norm import drop_unread_statistics
+from actsolve.capture.dropout import refuse_other_layouts
 from actsolve.capture.gradients import separate
 from actsolve.capture.in_place import InPlaceCall
 from actsolve.capture.joint import Joint, trace_joint
@@ -95,6 +96,7 @@ def capture(step: TrainingStep, *, name: str = "", tangents: frozenset[str] | No
     """
     joint = trace_joint(step)
     try:
+        refuse_other_layouts(joint.module)
         drop_unread_statistics(joint.module)
         share_casts(joint)
         return _captured(joint, tangents or expected(joint, loss_inside=step.loss_fn is not None), name)

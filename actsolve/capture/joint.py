@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from actsolve.capture.dropout import dropout
+from actsolve.capture.dropout import KERNELS
 from actsolve.capture.hooks import refuse_hooks
 from actsolve.capture.layouts import corrected
 from actsolve.capture.provenance import recorded_origins
@@ -217,7 +217,7 @@ def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
     try:
         with torch.enable_grad(), _no_draws():
             export = export_joint(
-                flat, flat.tensors, correct=corrected, kernels={torch.ops.aten.dropout.default: dropout}
+                flat, flat.tensors, correct=corrected, kernels=KERNELS
             )
     except ActsolveError:
         raise

@@ -130,7 +130,7 @@ def _eager_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
     are kept say what the C++ kernel does not, such as batch norm's new statistics.
     """
     keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
-    before = [(op, dict(op.py_kernels)) for op in _ops_with_python_kernels(keys)]
+    before = [(op, dict(op.py_kernels)) for op in {*_ops_with_python_kernels(keys), *kernels}]
     for op, _ in before:
         for key in keys:
             op.py_kernels.pop(key, None)

@@ -20,7 +20,8 @@ from common import Row, interval, percent
 import models_zoo
 from actsolve.api import module_of
 from actsolve.errors import InfeasibleBudget
-from actsolve.planning import Prepared, Settings, planned_by, with_budget
+from actsolve.planned import Planned
+from actsolve.planning import Prepared, planned_by, with_budget
 from actsolve.runtime.measure_step import interleaved_times, median_ratio_ci
 from actsolve.runtime.trainer import Trainer
 from actsolve.schedule import Schedule, StepKind
@@ -45,35 +46,43 @@ def rows_of(name: str, options: argparse.Namespace) -> list[Row]:
 def rows_at(name: str, batch: int, options: argparse.Namespace) -> list[Row]:
     """Return a row for each budget at one batch."""
     step, prepared, settings = common.prepared_step(name, options, batch=batch)
-    rows = []
+    plans = {"keep_all": planned_by(prepared, settings, "keep_all")}
+    reasons = {}
     for budget in options.budgets:
         common.tell(f"{name} batch {batch} at {budget}")
-        row: Row = {"model": f"{name} x{batch}", "budget": budget}
         try:
-            row.update(measured(step, prepared, settings, budget, options.pairs))
+            plans[budget] = planned_by(with_budget(prepared, budget, settings), settings)
         except InfeasibleBudget as error:
-            row["reason"] = error.what
-        rows.append(row)
-    return rows
+            reasons[budget] = error.what
+    times = measured(step, prepared, plans, options.pairs)
+    return [
+        {
+            "model": f"{name} x{batch}",
+            "budget": budget,
+            **keep_all_figures(plans["keep_all"], times),
+            **({"reason": reasons[budget]} if budget in reasons else overhead(plans[budget], times, budget)),
+        }
+        for budget in options.budgets
+    ]
 
 
-def measured(step: TrainingStep, prepared: Prepared, settings: Settings, budget: str, pairs: int) -> Row:
-    """Return the times of eager, the keep-all module and the planned one, in turns."""
-    kept = planned_by(prepared, settings, "keep_all")
-    planned = planned_by(with_budget(prepared, budget, settings), settings)
-    modules = {n: module_of(step, prepared.captured, p) for n, p in (("keep_all", kept), ("planned", planned))}
-    trainers: dict[str, Trainer] = {"eager": common.trainer(step), **{n: common.trainer(step, m) for n, m in modules.items()}}
-    times = interleaved_times(
-        {n: t.step for n, t in trainers.items()}, pairs, before={n: t.drop_gradients for n, t in trainers.items()}
-    )
+def measured(step: TrainingStep, prepared: Prepared, plans: dict[str, Planned], pairs: int) -> dict[str, list[float]]:
+    """Return the times of eager and of each plan's module, in turns."""
+    trainers: dict[str, Trainer] = {"eager": common.trainer(step)}
+    for name, planned in plans.items():
+        trainers[name] = common.trainer(step, module_of(step, prepared.captured, planned))
+    steps, before = {n: t.step for n, t in trainers.items()}, {n: t.drop_gradients for n, t in trainers.items()}
+    return interleaved_times(steps, pairs, before=before)
+
+
+def keep_all_figures(kept: Planned, times: dict[str, list[float]]) -> Row:
+    """Return how the keep-all module does against eager."""
     row: Row = {
         "eager_s": median(times["eager"]),
+        "predicted_s": kept.timeline.step_s,
         "ratio": median_ratio_ci(times["keep_all"], times["eager"]),
-        "pairs": pairs,
+        "pairs": len(times["eager"]),
         "run_twice": ops_run_twice(kept.schedule),
-        "predicted_overhead": planned.timeline.step_s / planned.keep_all.step_s,
-        "measured_overhead": median_ratio_ci(times["planned"], times["keep_all"]),
-        "predicted_s": planned.keep_all.step_s,
         "missed": [],
     }
     limit = MAX_RATIO_LONG if row["eager_s"] >= LONG_S else MAX_RATIO_SHORT
@@ -82,6 +91,14 @@ def measured(step: TrainingStep, prepared: Prepared, settings: Settings, budget:
     if row["run_twice"]:
         row["missed"].append(f"{row['run_twice']} ops run twice")
     return row
+
+
+def overhead(planned: Planned, times: dict[str, list[float]], budget: str) -> Row:
+    """Return a plan's overhead over keep-all, predicted and measured."""
+    return {
+        "predicted_overhead": planned.timeline.step_s / planned.keep_all.step_s,
+        "measured_overhead": median_ratio_ci(times[budget], times["keep_all"]),
+    }
 
 
 def ops_run_twice(schedule: Schedule) -> int:

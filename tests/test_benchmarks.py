@@ -1,0 +1,122 @@
+"""The benchmarks: what they compare with is what they say, a miss is told, and they run."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import models_zoo
+from actsolve.schedule import Schedule, Step, StepKind
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = ROOT / "examples" / "benchmarks"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what imports a benchmark as Python does that runs it."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+    def load(name: str) -> ModuleType:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return importlib.import_module(name)
+
+    return load
+
+
+def gradients(model: torch.nn.Module, args: Any) -> list[torch.Tensor]:
+    torch.manual_seed(5)
+    model(*args).backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "segment", "n_segments"),
+    [
+        ("gpt-mini", {"layers": 5, "width": 16, "heads": 2, "seq": 8, "batch": 1}, 1, 5),
+        ("llama-mini", {"layers": 5, "width": 16, "heads": 2, "kv_heads": 1, "seq": 8, "batch": 1}, None, 3),
+        ("resnet18-mini", {"width": 4, "image": 32, "batch": 2}, 1, 8),
+        ("resnet18-mini", {"width": 4, "image": 32, "batch": 2}, None, 4),  # segments do not reach across stages
+    ],
+)
+def test_checkpointing_by_hand_trains_alike(
+    script: Any, name: str, overrides: dict[str, Any], segment: int | None, n_segments: int
+) -> None:
+    by_hand = script("by_hand")
+    step = models_zoo.get(name)(**overrides)
+    model = by_hand.checkpointed(step.model, segment)
+    assert sum(isinstance(m, by_hand.Segment) for m in model.modules()) == n_segments
+    expected = gradients(copy.deepcopy(step.model), step.args)
+    found = gradients(model, step.args)
+    assert len(found) == len(expected) and all(map(torch.equal, found, expected))
+
+
+def test_what_is_missed_is_told(script: Any) -> None:
+    exactness, by_hand = script("exactness"), script("by_hand")
+    good: dict[str, Any] = {
+        "difference": None,
+        "measured_peak_bytes": 100,
+        "budget_bytes": 100,
+        "peak_ratio": 1.0,
+        "gap": 0.01,
+        "step_gap": 0.001,
+        "solve_s": 3.0,
+        "against": {"sqrt_l": {"ratio": 1.0, "fits": True}, "per_layer": {"ratio": 1.2, "fits": False}},
+    }
+    assert exactness.missed(good) == []
+    bad = {
+        "difference": 1e-7,
+        "measured_peak_bytes": 101,
+        "peak_ratio": 0.97,
+        "gap": 0.02,
+        "solve_s": 11.0,
+        "against": {"sqrt_l": {"ratio": 1.1, "fits": True}},
+    }
+    assert len(exactness.missed({**good, **bad})) == 6
+    assert exactness.missed({**good, "gap": 0.5, "step_gap": 0.0001}) == []  # next to nothing of the step
+    assert exactness.missed({**good, "gap": None}) == ["no bound"]
+
+    row = {"our_peak_bytes": 100, "budget_bytes": 100, "ratio": (0.9, 0.85, 0.95)}
+    assert by_hand.missed(row) == []
+    assert len(by_hand.missed({**row, "our_peak_bytes": 101, "ratio": (0.99, 0.9, 1.1)})) == 2
+    assert len(by_hand.missed({**row, "ratio": (0.97, 0.9, 1.0)})) == 1
+
+
+def test_ops_that_run_twice_are_counted(script: Any) -> None:
+    steps = [Step(StepKind.COMPUTE, op=0), Step(StepKind.FREE, value=0), Step(StepKind.COMPUTE, op=1)]
+    ops_run_twice = script("keep_all_speed").ops_run_twice
+    assert ops_run_twice(Schedule(tuple(steps))) == 0
+    assert ops_run_twice(Schedule((*steps, Step(StepKind.REPLAY, op=0)))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("exactness", ["--models", "mlp-mini,conv-chain-mini", "--budgets", "70%,1%,min"]),
+        ("by_hand", ["--models", "conv-chain-mini", "--pairs", "6"]),
+        ("keep_all_speed", ["--models", "mlp-mini", "--pairs", "6", "--short"]),
+        ("large_model", ["--models", "gpt-small", "--budgets", "50%"]),
+    ],
+)
+def test_every_benchmark_prints_one_json_object(name: str, arguments: list[str], tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, str(SCRIPTS / f"{name}.py"), *arguments, "--json", "--time-limit", "5"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "ACTSOLVE_CACHE_DIR": str(tmp_path)},
+        timeout=600,
+    )
+    assert run.returncode in (0, 1), run.stderr  # 1: a figure of this machine missed its mark
+    found = json.loads(run.stdout)
+    assert found["rows"] and run.returncode == bool(found["missed"])
