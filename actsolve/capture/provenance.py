@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from actsolve.capture.torch_internals import annotate
 
 _TORCH_DIRECTORY = str(Path(torch.__file__).parent)
-_OWN_DIRECTORY = str(Path(__file__).parent)
+_OWN_DIRECTORY = str(Path(__file__).parents[1])
 
 
 @dataclass(frozen=True, slots=True)
