@@ -19,7 +19,7 @@ from actsolve.capture.torch_internals import annotate
 from actsolve.errors import CaptureError
 
 _TORCH_DIRECTORY = str(Path(torch.__file__).parent)
-_OWN_DIRECTORY = str(Path(__file__).parent)
+_OWN_DIRECTORY = str(Path(__file__).parents[1])
 _TENSOR: Any = torch.Tensor
 _CASTS = frozenset({_TENSOR.to, _TENSOR.type, _TENSOR.type_as, _TENSOR.bfloat16, _TENSOR.half})
 _NOT_TRACED = frozenset({_TENSOR.data.__set__, _TENSOR.grad.__set__})
