@@ -44,7 +44,8 @@ def parser(
     if models:
         flags.add_argument("--models", type=_listed, default=list(models), help=f"default {','.join(models)}")
     if budgets:
-        flags.add_argument("--budgets", type=_listed, default=list(budgets), help=f"default {','.join(budgets).replace('%', '%%')}")
+        shown = ",".join(budgets).replace("%", "%%")
+        flags.add_argument("--budgets", type=_listed, default=list(budgets), help=f"default {shown}")
     flags.add_argument("--threads", type=int, default=os.cpu_count(), help="of PyTorch; default all")
     flags.add_argument("--time-limit", type=float, default=time_limit_s, help=f"seconds for each solve; default {time_limit_s:g}")
     flags.add_argument("--json", action="store_true", help="print one JSON object in place of tables")
