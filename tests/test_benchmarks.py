@@ -99,6 +99,12 @@ def test_ops_that_run_twice_are_counted(script: Any) -> None:
     assert ops_run_twice(Schedule((*steps, Step(StepKind.REPLAY, op=0)))) == 1
 
 
+def test_help_can_be_asked_for(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        script("common").parser("About.", models=("gpt-mini",), budgets=("60%", "min")).parse_args(["--help"])
+    assert "default 60%,min" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments"),

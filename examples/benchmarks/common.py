@@ -36,15 +36,18 @@ FILE_WIDTH = 200  # of a table in a file or pipe
 adamw = partial(new_optimizer, "adamw")
 
 
-def parser(about: str | None, *, models: Sequence[str] = (), budgets: Sequence[str] = ()) -> argparse.ArgumentParser:
+def parser(
+    about: str | None, *, models: Sequence[str] = (), budgets: Sequence[str] = (), time_limit_s: float = 60.0
+) -> argparse.ArgumentParser:
     """Return the flags of every benchmark; ``--models`` and ``--budgets`` where they have defaults."""
     flags = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     if models:
         flags.add_argument("--models", type=_listed, default=list(models), help=f"default {','.join(models)}")
     if budgets:
-        flags.add_argument("--budgets", type=_listed, default=list(budgets), help=f"default {','.join(budgets)}")
+        shown = ",".join(budgets).replace("%", "%%")
+        flags.add_argument("--budgets", type=_listed, default=list(budgets), help=f"default {shown}")
     flags.add_argument("--threads", type=int, default=os.cpu_count(), help="of PyTorch; default all")
-    flags.add_argument("--time-limit", type=float, default=60.0, help="seconds for each solve")
+    flags.add_argument("--time-limit", type=float, default=time_limit_s, help=f"seconds for each solve; default {time_limit_s:g}")
     flags.add_argument("--json", action="store_true", help="print one JSON object in place of tables")
     return flags
 

@@ -24,6 +24,7 @@ from actsolve.runtime.exactness import largest_difference
 from actsolve.units import format_bytes
 
 MODELS = ["gpt-mini", "llama-mini", "bert-mini", "vit-mini", "resnet18-mini", "mobilenet_v2-mini", "unet-mini", "conv-chain-mini"]
+BUDGETS = ("80%", "60%", "45%", "min")
 STEPS = 3
 MAX_PEAK_ERROR = 0.02
 MAX_GAP = 0.01
@@ -129,5 +130,5 @@ COLUMNS = {
 }
 
 if __name__ == "__main__":
-    options = common.parser(__doc__, models=MODELS, budgets=("80%", "60%", "45%", "min")).parse_args()
+    options = common.parser(__doc__, models=MODELS, budgets=BUDGETS, time_limit_s=MAX_SOLVE_S).parse_args()
     sys.exit(common.finish("exactness", common.rows_by_model(rows_of, options), COLUMNS, options))
