@@ -20,6 +20,7 @@ import torch
 from actsolve.capture.joint import call_step
 from actsolve.capture.state import Place, Write, state_places
 from actsolve.capture.structure import Structure, take_apart
+from actsolve.capture.torch_internals import in_function_transform
 from actsolve.compiled import CompiledStep
 from actsolve.errors import ActsolveError, UsageError
 from actsolve.report.plan_text import plan_text
@@ -174,7 +175,7 @@ def _forward_of(cls: type) -> Callable[..., Any]:
     def planned(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         runtime: Runtime = getattr(type(self), _RUNTIME)
         run_original = functools.partial(call_step, functools.partial(forward, self), runtime.loss_fn, args, kwargs)
-        if not (self.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
+        if not (self.training and torch.is_grad_enabled()) or torch.compiler.is_compiling() or in_function_transform():
             return run_original()
         places = runtime.state()
         if not _wants_gradient(places, args, kwargs):

@@ -98,7 +98,9 @@ def _closed_over(loss_fn: Any) -> list[Any]:
     named = [variables[name] for name in (code.co_names if code is not None else ()) if name in variables]
     owner = getattr(loss_fn, "__self__", loss_fn)
     attributes = [v for v in getattr(owner, "__dict__", {}).values() if isinstance(v, torch.Tensor) or type(v) in SCALARS]
-    return [*cells, *named, *attributes]
+    held = [*cells, *named, *attributes]
+    inner = [value.values() if isinstance(value, dict) else value for value in held if isinstance(value, (list, tuple, dict))]
+    return [*held, *(item for items in inner for item in items if isinstance(item, torch.Tensor))]
 
 
 def _is_set(cell: Any) -> bool:

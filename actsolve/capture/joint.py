@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import pickle
-import random
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,11 +13,13 @@ from actsolve.capture.dropout import KERNELS
 from actsolve.capture.hooks import refuse_hooks
 from actsolve.capture.layouts import corrected
 from actsolve.capture.provenance import recorded_origins
+from actsolve.capture.randomness import only_in_graph
 from actsolve.capture.state import TracedState, Write, state_names, state_places
 from actsolve.capture.structure import Structure, refuse_hidden_data, take_apart
 from actsolve.capture.torch_internals import (
     FakeTensor,
     JointExport,
+    annotation,
     export_joint,
     input_role,
     leaked_tensors,
@@ -214,11 +212,10 @@ def trace_joint(step: TrainingStep) -> Joint:
 
 def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
     flat = _FlatStep(step, leave_out)
+    _refuse_odd_tensors(flat.tensors)
     try:
-        with torch.enable_grad(), _no_draws():
-            export = export_joint(
-                flat, flat.tensors, correct=corrected, kernels=KERNELS
-            )
+        with torch.enable_grad(), only_in_graph():
+            export = export_joint(flat, flat.tensors, correct=corrected, kernels=KERNELS)
     except ActsolveError:
         raise
     except Exception as error:
@@ -235,10 +232,38 @@ def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
             why="they were made while it was traced; a planned step would not make them anew",
             try_="return them from the forward, or assign them to an attribute of the module",
         )
+    _refuse_untrained_constants(export.graph_module)
     is_real = not any(isinstance(t, FakeTensor) or t.device.type == "meta" for t in flat.tensors)
     names = tuple(state_names(step.model, leave_out))
     leaves = frozenset(i for i, t in enumerate(flat.tensors) if t.is_leaf and t.requires_grad)
     return Joint(export, export.graph_module, flat.layout, names, frozenset(), is_real, leaves)
+
+
+def _refuse_untrained_constants(module: torch.fx.GraphModule) -> None:
+    """Raise if the step uses a tensor to be trained that is no input of the graph: it would get no gradient."""
+    for node in module.graph.find_nodes(op="get_attr"):
+        constant = functools.reduce(getattr, str(node.target).split("."), module)
+        if isinstance(constant, torch.Tensor) and constant.requires_grad:
+            origin = next((annotation(user) for user in node.users), None)
+            raise CaptureError(
+                f"the step uses a tensor of shape {tuple(constant.shape)} that requires a gradient and is not reached through the module",
+                where=origin.source if origin is not None else None,
+                why="only parameters and attributes of registered modules, and inputs, get gradients from a planned step",
+                try_="nn.ModuleList for modules in a list, nn.Parameter for a tensor, model.weight in a loss for weight",
+            )
+
+
+def _refuse_odd_tensors(tensors: tuple[torch.Tensor, ...]) -> None:
+    """Raise if a tensor is of a kind that a planned step cannot be given."""
+    for tensor in tensors:
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) or isinstance(tensor, FakeTensor)
+        if not plain or tensor.layout is not torch.strided:
+            what = type(tensor).__name__ if not plain else f"tensor of layout {tensor.layout}"
+            raise CaptureError(
+                f"cannot plan for a {what}",
+                why="a planned step takes plain dense tensors",
+                try_='tensor.as_subclass(torch.Tensor), to_dense(), or on_error="original"',
+            )
 
 
 def _written_only(joint: Joint) -> frozenset[Write]:
@@ -246,47 +271,7 @@ def _written_only(joint: Joint) -> frozenset[Write]:
     placeholders = joint.module.graph.find_nodes(op="placeholder")
     unread = {joint.given(node)[1] for node in placeholders if not node.users}
     given = {name for _, name in joint.state}
-    return frozenset(
-        w for w in joint.layout.writes if not w.is_buffer and (w.attribute in unread or w.attribute not in given)
-    )
-
-
-@contextlib.contextmanager
-def _no_draws() -> Iterator[None]:
-    """Raise if the random state of Python, NumPy or torch is another afterwards, and set it back.
-
-    What a forward draws from Python's generators would be drawn once, in the trace.
-    """
-    before = _random_states()
-    try:
-        yield
-    finally:
-        changed = [name for name, state in _random_states().items() if name in before and not _equal(state, before[name])]
-        for name in changed:
-            _SETTERS[name](before[name])
-    if changed:
-        raise CaptureError(
-            f"the forward uses {changed[0]}",
-            why="a planned step runs no Python: what was drawn in the trace would stay",
-            try_="torch's random functions on tensors, or draw outside and pass it as an input",
-        )
-
-
-_SETTERS: dict[str, Callable[[Any], None]] = {
-    "Python's random": random.setstate,
-    "torch.manual_seed": torch.set_rng_state,
-    "numpy.random": lambda state: sys.modules["numpy"].random.set_state(state),
-}
-
-
-def _random_states() -> dict[str, Any]:
-    states: dict[str, Any] = {"Python's random": random.getstate(), "torch.manual_seed": torch.get_rng_state()}
-    numpy = sys.modules.get("numpy")
-    return states | ({"numpy.random": numpy.random.get_state(legacy=False)} if numpy is not None else {})
-
-
-def _equal(state: Any, other: Any) -> bool:
-    return torch.equal(state, other) if isinstance(state, torch.Tensor) else pickle.dumps(state) == pickle.dumps(other)
+    return frozenset(w for w in joint.layout.writes if not w.is_buffer and (w.attribute in unread or w.attribute not in given))
 
 
 def _user_frame(error: BaseException) -> str | None:

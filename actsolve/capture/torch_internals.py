@@ -41,6 +41,7 @@ __all__ = [
     "compile_joint",
     "export_joint",
     "fake_building",
+    "in_function_transform",
     "input_role",
     "leaked_tensors",
     "preserved_annotations",
@@ -361,9 +362,8 @@ def n_forward_outputs(joint: torch.fx.GraphModule) -> int:
     return n_forward
 
 
-def real_tensors() -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which tensors are real, also while something is traced or inside a ``FakeTensorMode``."""
-    return _disable_current_modes()
+real_tensors = _disable_current_modes
+"""Context in which tensors are real, also while something is traced or inside a ``FakeTensorMode``."""
 
 
 @contextlib.contextmanager
@@ -382,6 +382,11 @@ def annotate(value: Any) -> None:
 def annotation(node: torch.fx.Node) -> Any | None:
     """Return what `annotate` attached to ``node``, or None."""
     return (node.meta.get("custom") or {}).get(_ANNOTATION)
+
+
+def in_function_transform() -> bool:
+    """Whether ``torch.func.grad``, ``vmap`` or the like run now: they wrap tensors, which a planned step cannot take."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def storage_key(tensor: torch.Tensor) -> int:

@@ -1,0 +1,72 @@
+"""What a forward does with random number generators outside of the graph: it would be done once, in the trace."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.random
+
+from actsolve.errors import CaptureError
+
+_SEEDERS = ("manual_seed", "seed", "set_rng_state")
+_TORCH_ITSELF = "_dynamo/utils.py"  # sets the state back after a trace
+
+
+@contextlib.contextmanager
+def only_in_graph() -> Iterator[None]:
+    """Raise if random numbers are drawn outside of the graph within this context, or torch's generator is set.
+
+    The states of Python's and NumPy's generators are set back.
+
+    Raises:
+        CaptureError: they changed, or torch's was to be set.
+    """
+    before = _states()
+    try:
+        with contextlib.ExitStack() as stack:
+            for module in (torch, torch.random):
+                for name in _SEEDERS:
+                    stack.enter_context(mock.patch.object(module, name, _refusing(getattr(module, name))))
+            yield
+    finally:
+        changed = [name for name, state in _states().items() if name in before and state != before[name]]
+        for name in changed:
+            _set(name, before[name])
+    if changed:
+        raise CaptureError(
+            f"the forward draws from {changed[0]}",
+            why="a planned step runs no Python: what was drawn in the trace would stay",
+            try_="torch's random functions on tensors, or draw outside and pass it as an input",
+        )
+
+
+def _refusing(setter: Any) -> Any:
+    def refuse(*args: Any) -> Any:
+        if sys._getframe(1).f_code.co_filename.endswith(_TORCH_ITSELF):
+            return setter(*args)
+        raise CaptureError(
+            f"the forward calls torch.{setter.__name__}",
+            why="a planned step runs no Python: the generator would be set once, in the trace",
+            try_="a torch.Generator of its own",
+        )
+
+    return refuse
+
+
+def _states() -> dict[str, bytes]:
+    states: dict[str, Any] = {"Python's random": random.getstate()}
+    if "numpy" in sys.modules:
+        states["numpy.random"] = sys.modules["numpy"].random.get_state(legacy=False)
+    return {name: pickle.dumps(state) for name, state in states.items()}
+
+
+def _set(name: str, state: bytes) -> None:
+    setter: Any = random.setstate if name == "Python's random" else sys.modules["numpy"].random.set_state
+    setter(pickle.loads(state))
