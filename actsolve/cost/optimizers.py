@@ -38,6 +38,7 @@ _KINDS = {
     "rmsprop": _Kind(1, 1, 1, True, torch.optim.RMSprop),
 }
 _STEP_BYTES = 4
+_SCALAR_BYTES = 12  # Python numbers that kernels wrap in tensors beside the other temporaries
 
 
 def optimizer_memory(optimizer: str | torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> OptimizerMemory:
@@ -59,6 +60,7 @@ def optimizer_memory(optimizer: str | torch.optim.Optimizer, parameters: Sequenc
     sizes = [p.numel() * p.element_size() for p in parameters]
     on_cpu = all(p.device.type in ("cpu", "meta") for p in parameters)
     temporary = kind.loop * max(sizes, default=0) if on_cpu else kind.foreach * sum(sizes)
+    temporary += _SCALAR_BYTES if kind.state and sizes else 0
     state = kind.state * sum(sizes) + (_STEP_BYTES * len(sizes) if kind.counts_steps else 0)
     return OptimizerMemory(state, temporary, optimizer.lower())
 
