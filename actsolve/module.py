@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,10 +92,9 @@ class Runtime:
         leaves, structure = take_apart((args, kwargs))
         self.steps[self._or_none(lambda: self._key(self.state(), leaves, structure))] = step
         if len(self.steps) == _MANY_PLANS:
-            warnings.warn(
+            _warn(
                 f"actsolve: {len(self.steps)} plans for as many kinds of inputs; each new one takes seconds and memory. "
                 "Does an input, an attribute or what loss_fn refers to change at each call?",
-                stacklevel=_FORWARD,
             )
         return step
 
@@ -104,7 +105,7 @@ class Runtime:
         except ActsolveError as error:
             if self.on_error == "raise":
                 raise
-            warnings.warn(f"actsolve: the original module runs, unplanned.\n{error}", stacklevel=_FORWARD)
+            _warn(f"actsolve: the original module runs, unplanned.\n{error}")
             return None
 
     def _plan_new(self, args: Any, kwargs: Any) -> CompiledStep | None:
@@ -116,9 +117,7 @@ class Runtime:
                 try_='on_new_inputs="plan" or "original"',
             )
         if self.on_new_inputs == "original":
-            warnings.warn(
-                "actsolve: new input signature, the original forward runs and the budget is not held", stacklevel=_FORWARD
-            )
+            _warn("actsolve: new input signature, the original forward runs and the budget is not held")
             return None
         return self.plan_step(self._step(args, kwargs), None)
 
@@ -126,7 +125,15 @@ class Runtime:
         return TrainingStep(self.original, args, kwargs, self.loss_fn)
 
 
-_FORWARD = 6  # stack levels from a warning up to the user's call, about
+def _warn(message: str) -> None:
+    """Warn of what happens at the user's line: the innermost frame that is neither torch's nor ours."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level - 1)
+
+
+_OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
 def optimized_module(runtime: Runtime) -> torch.nn.Module:

@@ -214,6 +214,10 @@ def test_parameters_that_are_not_registered() -> None:
         optimize(loss)
 
 
+def test_sparse_gradients() -> None:
+    refused(of(lambda m, ids: m.table(ids), torch.tensor([[0, 1]]), table=nn.Embedding(9, 4, sparse=True)), "a sparse tensor")
+
+
 def test_nothing_to_train() -> None:
     made = of(lambda m, h: m.a(h))
     made.model.requires_grad_(False)

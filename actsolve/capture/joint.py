@@ -233,6 +233,7 @@ def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
             try_="return them from the forward, or assign them to an attribute of the module",
         )
     _refuse_untrained_constants(export.graph_module)
+    _refuse_sparse_results(export.graph_module)
     is_real = not any(isinstance(t, FakeTensor) or t.device.type == "meta" for t in flat.tensors)
     names = tuple(state_names(step.model, leave_out))
     leaves = frozenset(i for i, t in enumerate(flat.tensors) if t.is_leaf and t.requires_grad)
@@ -246,10 +247,23 @@ def _refuse_untrained_constants(module: torch.fx.GraphModule) -> None:
         if isinstance(constant, torch.Tensor) and constant.requires_grad:
             origin = next((annotation(user) for user in node.users), None)
             raise CaptureError(
-                f"the step uses a tensor of shape {tuple(constant.shape)} that requires a gradient and is not reached through the module",
+                f"a tensor of shape {tuple(constant.shape)} requires a gradient and is not reached through the module",
                 where=origin.source if origin is not None else None,
                 why="only parameters and attributes of registered modules, and inputs, get gradients from a planned step",
                 try_="nn.ModuleList for modules in a list, nn.Parameter for a tensor, model.weight in a loss for weight",
+            )
+
+
+def _refuse_sparse_results(module: torch.fx.GraphModule) -> None:
+    """Raise if an op makes a sparse tensor: its memory is not known before it runs."""
+    for node in module.graph.nodes:
+        value, origin = node.meta.get("val"), annotation(node)
+        if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+            raise CaptureError(
+                "the step makes a sparse tensor",
+                where=origin.source if origin is not None else node.name,
+                why="its memory depends on what it holds",
+                try_='an embedding with sparse=False, dense tensors, or on_error="original"',
             )
 
 
