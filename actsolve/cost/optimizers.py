@@ -1,15 +1,18 @@
 """What optimizers keep and what their step allocates, for those known by name, and for an instance at hand.
 
 Per element of a parameter, in the parameter's dtype, as torch.optim keeps it; and per parameter one float32 step counter where
-there is one. Temporaries are those of the default implementation: on a CPU a loop over parameters, so that the largest
-parameter counts; on CUDA the foreach one, which works on all of them at once.
+there is one. Temporaries are those of the default implementation: on a CPU a loop over the parameters in their order, whose
+variables still hold a temporary of the parameter before; on CUDA the foreach one, which works on all of them at once.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, pairwise
 from typing import Any, NoReturn
 
 import torch
@@ -22,31 +25,33 @@ from actsolve.static_memory import OptimizerMemory
 @dataclass(frozen=True)
 class _Kind:
     state: int  # copies of a parameter that stay
-    loop: int  # copies alive at once in the step, of one parameter
-    foreach: int  # the same, of all parameters
+    loop: int  # copies alive at once in the step, of the parameter at hand
+    carried: int  # and of the parameter before it
+    foreach: int  # copies alive at once of all parameters, where the step works on all at once
     counts_steps: bool
     make: Callable[..., torch.optim.Optimizer] | None
 
 
 _KINDS = {
-    "none": _Kind(0, 0, 0, False, None),
-    "sgd": _Kind(0, 0, 0, False, torch.optim.SGD),
-    "sgd-momentum": _Kind(1, 0, 0, False, partial(torch.optim.SGD, momentum=0.9)),
-    "adam": _Kind(2, 2, 1, True, torch.optim.Adam),
-    "adamw": _Kind(2, 2, 1, True, torch.optim.AdamW),
-    "adagrad": _Kind(1, 2, 1, True, torch.optim.Adagrad),
-    "rmsprop": _Kind(1, 1, 1, True, torch.optim.RMSprop),
+    "none": _Kind(0, 0, 0, 0, False, None),
+    "sgd": _Kind(0, 0, 0, 0, False, torch.optim.SGD),
+    "sgd-momentum": _Kind(1, 0, 0, 0, False, partial(torch.optim.SGD, momentum=0.9)),
+    "adam": _Kind(2, 2, 1, 1, True, torch.optim.Adam),
+    "adamw": _Kind(2, 2, 1, 1, True, torch.optim.AdamW),
+    "adagrad": _Kind(1, 1, 1, 1, True, torch.optim.Adagrad),
+    "rmsprop": _Kind(1, 1, 1, 1, True, torch.optim.RMSprop),
 }
 _STEP_BYTES = 4
 _SCALAR_BYTES = 12  # Python numbers that kernels wrap in tensors beside the other temporaries
+_PROBE_ELEMENTS = 2**20  # 4 MiB of parameters, in which an unknown optimizer is tried
 
 
 def optimizer_memory(optimizer: str | torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> OptimizerMemory:
     """Return what ``optimizer`` keeps and what its step allocates.
 
     Args:
-        optimizer: A name, or an instance: its state is counted exactly if it has stepped before, and measured on small
-            parameters if not.
+        optimizer: A name, or an instance: what its step allocates, and what it keeps if it has not stepped before, are
+            measured on parameters of the same shapes, with fewer rows where they are large.
         parameters: The parameters that require a gradient, each once; fake tensors do.
 
     Raises:
@@ -59,7 +64,10 @@ def optimizer_memory(optimizer: str | torch.optim.Optimizer, parameters: Sequenc
         _unknown(optimizer)
     sizes = [p.numel() * p.element_size() for p in parameters]
     on_cpu = all(p.device.type in ("cpu", "meta") for p in parameters)
-    temporary = kind.loop * max(sizes, default=0) if on_cpu else kind.foreach * sum(sizes)
+    if on_cpu:
+        temporary = max((kind.loop * size + kind.carried * before for before, size in pairwise([0, *sizes])), default=0)
+    else:
+        temporary = kind.foreach * sum(sizes)
     temporary += _SCALAR_BYTES if kind.state and sizes else 0
     state = kind.state * sum(sizes) + (_STEP_BYTES * len(sizes) if kind.counts_steps else 0)
     return OptimizerMemory(state, temporary, optimizer.lower())
@@ -82,46 +90,54 @@ def _unknown(name: str) -> NoReturn:
 
 
 def _of_instance(optimizer: torch.optim.Optimizer) -> OptimizerMemory:
-    """Measure small parameters of two sizes: state grows with the sum of sizes, temporaries with the largest or with the sum."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    sizes = [p.numel() * p.element_size() for p in parameters]
-    if not parameters:
-        return OptimizerMemory(name=type(optimizer).__name__)
-    small, large = _probe(optimizer, parameters[0], [4096, 8192]), _probe(optimizer, parameters[0], [8192])
-    per_byte = large[1] / (8192 * parameters[0].element_size())
-    works_on_all = small[1] > 1.25 * large[1]
-    temporary = int(per_byte * (sum(sizes) if works_on_all else max(sizes)))
-    held = _state_bytes(optimizer)
-    if held == 0:
-        state_per_byte = (small[0] - large[0]) // (4096 * parameters[0].element_size())
-        constant = large[0] - state_per_byte * 8192 * parameters[0].element_size()
-        held = state_per_byte * sum(sizes) + constant * len(sizes)
-    return OptimizerMemory(held, temporary, type(optimizer).__name__)
-
-
-def _probe(optimizer: torch.optim.Optimizer, like: torch.Tensor, sizes: list[int]) -> tuple[int, int]:
-    """Return the state and temporary bytes of an optimizer of the same kind and settings on parameters of ``sizes`` elements."""
+    """Step an optimizer of the same kind and settings on parameters of the same shapes, with a share of the rows of each."""
+    groups = [[p for p in group["params"] if p.requires_grad] for group in optimizer.param_groups]
+    total = sum(p.numel() for group in groups for p in group)
+    name = type(optimizer).__name__
+    if not total:
+        return OptimizerMemory(name=name)
+    share = min(1.0, _PROBE_ELEMENTS / total)
     with torch.random.fork_rng(devices=[]):
-        probes = [torch.nn.Parameter(torch.ones(n, dtype=like.dtype, device=like.device)) for n in sizes]
-    settings: dict[str, Any] = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
-    twin = type(optimizer)([{"params": probes, **settings}], **_needed_settings(optimizer, settings))
+        probes = [[_with_fewer_rows(p, share) for p in group] for group in groups]
+    twin = _twin(optimizer, probes)
     for _ in range(2):
-        for p in probes:
-            p.grad = torch.ones_like(p)
-        measured = measure_peak(twin.step, like.device)
-    return _state_bytes(twin), measured.peak_bytes
+        for probe in chain(*probes):
+            probe.grad = torch.ones_like(probe)
+        measured = measure_peak(twin.step, next(chain(*groups)).device)
+    held = sum(
+        _state_bytes(optimizer.state[p]) if p in optimizer.state else _state_bytes(twin.state[probe], probe, p)
+        for p, probe in zip(chain(*groups), chain(*probes), strict=True)
+    )
+    return OptimizerMemory(held, math.ceil(measured.peak_bytes / share), name)
+
+
+def _with_fewer_rows(parameter: torch.Tensor, share: float) -> torch.nn.Parameter:
+    shape = list(parameter.shape)
+    if shape:
+        shape[0] = math.ceil(shape[0] * share)
+    return torch.nn.Parameter(torch.ones(shape, dtype=parameter.dtype, device=parameter.device))
+
+
+def _twin(optimizer: torch.optim.Optimizer, probes: list[list[torch.nn.Parameter]]) -> torch.optim.Optimizer:
+    settings: list[dict[str, Any]] = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    groups = [{"params": ps, **given} for ps, given in zip(probes, settings, strict=True)]
+    return type(optimizer)(groups, **_needed_settings(optimizer, settings[0]))
 
 
 def _needed_settings(optimizer: torch.optim.Optimizer, settings: dict[str, Any]) -> dict[str, Any]:
     """Settings that the constructor insists on, such as ``lr`` for some; the group's own take precedence anyway."""
-    import inspect
-
     parameters = inspect.signature(type(optimizer).__init__).parameters.values()
     needed = {p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return {k: v for k, v in settings.items() if k in needed}
 
 
-def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    tensors = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
-    return sum(storages.values())
+def _state_bytes(state: dict[str, Any], probe: torch.Tensor | None = None, parameter: torch.Tensor | None = None) -> int:
+    """Return the bytes of one parameter's state; with `probe` that of ``parameter``, which has more rows than the probe."""
+    tensors = {t.untyped_storage()._cdata: t for t in state.values() if isinstance(t, torch.Tensor)}
+    found = 0
+    for tensor in tensors.values():
+        held = tensor.untyped_storage().nbytes()
+        if probe is not None and parameter is not None and tensor.dim() > 0 and tensor.shape[0] == probe.shape[0]:
+            held = held // probe.shape[0] * parameter.shape[0]
+        found += held
+    return found
