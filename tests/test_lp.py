@@ -116,6 +116,21 @@ def test_progress_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().out == ""
 
 
+def test_the_caller_can_end_it() -> None:
+    told: list[tuple[float | None, float | None]] = []
+
+    def ends(incumbent: float | None, bound: float | None) -> bool:
+        told.append((incumbent, bound))
+        return incumbent is not None
+
+    begin = time.perf_counter()
+    found = solve(hard_model(), "highs", Limits(relative_gap=0.0, time_limit_s=60, ends=ends))
+    assert found.outcome is Outcome.FEASIBLE and not found.interrupted
+    assert found.objective is not None and found.bound is not None and found.bound < found.objective
+    assert any(incumbent is not None for incumbent, _ in told)
+    assert time.perf_counter() - begin < 20
+
+
 def test_infeasible() -> None:
     model = LinearModel()
     column = model.column(integer=True)

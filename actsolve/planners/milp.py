@@ -161,9 +161,18 @@ class _Search:
         self._in_vain = 0 if gained or self._solved == 1 else self._in_vain + 1
 
     def _conclusive(self, outcome: _Outcome) -> bool:
-        if outcome.solution.outcome is Outcome.OPTIMAL:
-            return True
-        return self.best is not None and _status(self.problem, self.options, self.best.extra_s, outcome.bound_s) is Status.OPTIMAL
+        """Whether a pass closed the gap; or only the step gap, if the passes before have not closed more."""
+        if outcome.solution.outcome is Outcome.OPTIMAL or self.best is None:
+            return outcome.solution.outcome is Outcome.OPTIMAL
+        within = [
+            b is not None and self.best.extra_s - b <= self.options.gap * self.best.extra_s
+            for b in (outcome.bound_s, self.bound_s)
+        ]
+        return (
+            within[0]
+            or (not within[1]
+            and _status(self.problem, self.options, self.best.extra_s, outcome.bound_s) is Status.OPTIMAL)
+        )
 
 
 @dataclass(frozen=True)
