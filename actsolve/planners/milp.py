@@ -164,15 +164,10 @@ class _Search:
         """Whether a pass closed the gap; or only the step gap, if the passes before have not closed more."""
         if outcome.solution.outcome is Outcome.OPTIMAL or self.best is None:
             return outcome.solution.outcome is Outcome.OPTIMAL
-        within = [
-            b is not None and self.best.extra_s - b <= self.options.gap * self.best.extra_s
-            for b in (outcome.bound_s, self.bound_s)
-        ]
-        return (
-            within[0]
-            or (not within[1]
-            and _status(self.problem, self.options, self.best.extra_s, outcome.bound_s) is Status.OPTIMAL)
-        )
+        allowed_s = self.options.gap * self.best.extra_s
+        within, within_before = (b is not None and self.best.extra_s - b <= allowed_s for b in (outcome.bound_s, self.bound_s))
+        status = _status(self.problem, self.options, self.best.extra_s, outcome.bound_s)
+        return within or (not within_before and status is Status.OPTIMAL)
 
 
 @dataclass(frozen=True)
