@@ -29,7 +29,7 @@ CHARACTERS = [
     "--time-limit",
     "2",
 ]
-DIGITS = ["--steps", "3", "--batch", "8", "--depth", "18", "--width", "8", "--time-limit", "2"]
+DIGITS = ["--steps", "3", "--batch", "16", "--depth", "18", "--width", "8", "--time-limit", "2"]
 
 
 @pytest.fixture
