@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
 import operator
 from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ CPU = torch.device("cpu")
 def one_thread_and_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Where the cores are shared, kernels of several threads wait for each other and the tests would take minutes."""
     monkeypatch.setenv("ACTSOLVE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(timing, "_BUSY", math.inf)  # so that figures are kept even if this machine is
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -291,11 +293,21 @@ def test_a_second_run_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     first = relu_costs()
     assert len(list(cache_dir().glob("costs-*.json"))) == 1
 
-    def fail(*_: Any) -> float:
+    def fail(*_: Any) -> timing.Timed:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(measure, "seconds_of", fail)
+    monkeypatch.setattr(measure, "timed", fail)
     assert relu_costs() == first
+
+
+def test_rough_figures_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "_BUSY", 1.5)
+    monkeypatch.setattr(measure, "timed", lambda *_: timing.Timed(seconds=1e-3, median_s=2e-3))
+    assert 1e-3 in relu_costs().seconds
+    monkeypatch.setattr(measure, "timed", lambda *_: timing.Timed(seconds=2e-3, median_s=2e-3))
+    assert 1e-3 not in relu_costs().seconds
+    monkeypatch.setattr(measure, "timed", lambda *_: timing.Timed(seconds=3e-3, median_s=3e-3))
+    assert 3e-3 not in relu_costs().seconds
 
 
 def test_threads_and_settings_have_figures_of_their_own() -> None:
@@ -374,8 +386,9 @@ def test_how_often_an_op_is_run(takes: list[float], n_runs: int) -> None:
     assert len(times) in (n_runs, n_runs + 1)  # sums of floats
 
 
-def test_a_busy_machine_is_said_to_be(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_busy_machine_is_said_to_be(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(timing, "_BUSY", 1.5)
     spread = timing.Spread()
-    spread.add(0.01, [0.01, 0.01, 0.01, 0.03, 0.03, 0.03, 0.03])
+    spread.add(timing.Timed(seconds=0.01, median_s=0.03))
     spread.warn_if_busy()
     assert "half of the runs took over 3.0 times as long" in caplog.text

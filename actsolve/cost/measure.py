@@ -19,7 +19,7 @@ from actsolve.cost.machine import device_name, environment, free_bytes, require_
 from actsolve.cost.measured_cache import Measured, MeasuredCache
 from actsolve.cost.roofline import moved_bytes
 from actsolve.cost.sample_call import SampleCall, sample_call, storage_bytes
-from actsolve.cost.timing import COPY_BYTES, Spread, copy, get_state, restore_state, seconds_of
+from actsolve.cost.timing import COPY_BYTES, Spread, Timed, copy, get_state, restore_state, timed
 from actsolve.graph import RNG_STATE_TARGET, Graph
 from actsolve.problem import Costs
 from actsolve.runtime.memory_events import MemoryRecorder, measure_peak, peak_of
@@ -116,17 +116,18 @@ def _measure_all(
     items = list(todo.items())
     for start in range(0, len(items), _BATCH):
         batch = dict(items[start : start + _BATCH])
-        seconds: dict[str, float] = {}
+        times: dict[str, Timed] = {}
         for done, (signature, node) in enumerate(batch.items(), start=start + 1):
             try:
-                seconds[signature] = seconds_of(_checked_call(node), _device_of(node), spread)
+                times[signature] = timed(_checked_call(node), _device_of(node))
+                spread.add(times[signature])
             except Exception as error:  # whatever a kernel raises on made-up arguments
                 failed[signature] = _first_line(error)
             if progress is not None:
                 progress(done, len(items))
-        workspaces = _workspaces({s: batch[s] for s in seconds}, failed)
-        fresh = {s: Measured(seconds=seconds[s], workspace_bytes=size) for s, size in workspaces.items()}
-        cache.add(fresh)
+        workspaces = _workspaces({s: batch[s] for s in times}, failed)
+        fresh = {s: Measured(seconds=times[s].seconds, workspace_bytes=size) for s, size in workspaces.items()}
+        cache.add({s: figures for s, figures in fresh.items() if not times[s].rough})
         found.update(fresh)
     spread.warn_if_busy()
     return found, failed
@@ -149,7 +150,7 @@ def _measure_extras(devices: set[torch.device], known: Mapping[str, Measured], c
         for name, prepare in ((_GET_STATE, get_state), (_RESTORE_STATE, restore_state), (_COPY, copy)):
             key = f"{name}@{device.type}"
             if key not in known:
-                extras[key] = Measured(seconds=seconds_of(prepare(device), device, Spread()))
+                extras[key] = Measured(seconds=timed(prepare(device), device).seconds)
     cache.add(extras)
     return extras
 

@@ -36,14 +36,14 @@ _BUSY = 1.5  # the median run takes more than this times the figure
 
 @dataclass
 class Spread:
-    """How far the runs of a signature lie apart, to tell a busy machine."""
+    """How far the runs of signatures lie apart, to tell a busy machine."""
 
     settled_s: float = 0.0
     median_s: float = 0.0
 
-    def add(self, figure_s: float, times_s: Sequence[float]) -> None:
-        self.settled_s += figure_s
-        self.median_s += sorted(times_s)[len(times_s) // 2]
+    def add(self, found: Timed) -> None:
+        self.settled_s += found.seconds
+        self.median_s += found.median_s
 
     def warn_if_busy(self) -> None:
         if self.median_s > _BUSY * self.settled_s:
@@ -53,13 +53,30 @@ class Spread:
             )
 
 
-def seconds_of(call: SampleCall, device: torch.device, spread: Spread) -> float:
-    """Return what one run takes: the third fastest of at least five, or of fewer long ones the faster half's slowest.
+@dataclass(frozen=True)
+class Timed:
+    """What one run takes.
+
+    Attributes:
+        seconds: The third fastest of at least five runs, or of fewer long ones the faster half's slowest.
+        median_s: The median run.
+    """
+
+    seconds: float
+    median_s: float
+
+    @property
+    def rough(self) -> bool:
+        """Whether the runs lie so far apart that the figure is not worth keeping."""
+        return self.median_s > _BUSY * self.seconds
+
+
+def timed(call: SampleCall, device: torch.device) -> Timed:
+    """Return what one run takes.
 
     Args:
         call: What to run. Arguments that it writes are given their first content before each run.
         device: Where it runs: ``cpu``, or a ``cuda`` device that is timed by its own events.
-        spread: Told the runs.
     """
     times: list[float] = []
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
@@ -67,9 +84,7 @@ def seconds_of(call: SampleCall, device: torch.device, spread: Spread) -> float:
         run()  # loads code, makes caches
         while not _enough(times):
             times.append(run())
-    figure = nsmallest(3, times)[min(2, (len(times) - 1) // 2)]
-    spread.add(figure, times)
-    return figure
+    return Timed(nsmallest(3, times)[min(2, (len(times) - 1) // 2)], sorted(times)[len(times) // 2])
 
 
 def _enough(times: Sequence[float]) -> bool:
