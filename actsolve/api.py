@@ -62,8 +62,8 @@ def optimize(
         grads: ``"none"`` (gradients are None when a step begins) or ``"accumulate"``.
         static_bytes: Overrides the computed static memory.
         reserve_bytes: Left free for the allocator; by default 0 on a CPU and 5% of the budget on a GPU.
-        keep: Paths of modules whose saved values must be kept, such as ``"blocks.0"``.
-        recompute: Paths of modules whose saved values must be recomputed.
+        keep: Paths of modules whose saved values must be kept, such as ``"blocks.0"``; the planner must be ``"milp"``.
+        recompute: Paths of modules whose saved values must be recomputed; likewise.
         plan: A plan that was saved for this step, or its path: nothing is solved. ``mem_budget`` is then the plan's own if
             left out.
         on_error: ``"raise"``, or ``"original"``: warn, and let the original module run.
@@ -92,9 +92,11 @@ def optimize(
         grads=grads,
         static_bytes=static_bytes,
         reserve_bytes=reserve_bytes,
-        keep=tuple(keep),
-        recompute=tuple(recompute),
+        keep=keep if isinstance(keep, str) else tuple(keep),  # type: ignore[arg-type]  # a str is refused there
+        recompute=recompute if isinstance(recompute, str) else tuple(recompute),  # type: ignore[arg-type]
     )
+    if file is not None:
+        settings.refuse_pins_of_a_saved_plan()
 
     def plan_step(step: TrainingStep, tangents: frozenset[str] | None) -> CompiledStep:
         return compile_step(*plan_training_step(step, budget, settings, tangents=tangents))

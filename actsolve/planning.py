@@ -71,6 +71,17 @@ class Settings:
             raise UsageError(f"grads={self.grads!r} is not known", try_="'none' or 'accumulate'")
         if self.planner not in PLANNERS:
             raise UsageError(f"no planner is called {self.planner!r}", try_="one of " + ", ".join(PLANNERS))
+        for name, paths in (("keep", self.keep), ("recompute", self.recompute)):
+            if isinstance(paths, str):
+                raise UsageError(
+                    f"cannot use {name}={paths!r}", why="it is one string, not a list of module paths", try_=f"{name}=[{paths!r}]"
+                )
+        if self.pinned and self.planner in BASELINES:
+            raise UsageError(
+                f"cannot honour {self.pinned} with the planner {self.planner}",
+                why="a baseline decides by its own rule, whatever is pinned",
+                try_="the planner milp, or no pins",
+            )
         if not 0 <= self.gap < float("inf"):
             raise UsageError(f"cannot use gap={self.gap!r}", why="it is a share of the extra time", try_="0.01")
         if not 0 < self.time_limit_s < float("inf"):
@@ -78,6 +89,20 @@ class Settings:
         for name, size in (("static_bytes", self.static_bytes), ("reserve_bytes", self.reserve_bytes)):
             if size is not None and size < 0:
                 raise UsageError(f"cannot use {name}={size}", why="it is negative")
+
+    @property
+    def pinned(self) -> str:
+        """What the user has decided, as ``keep``, ``recompute`` or both; empty if nothing."""
+        return " and ".join(name for name in ("keep", "recompute") if getattr(self, name))
+
+    def refuse_pins_of_a_saved_plan(self) -> None:
+        """Raise if values are pinned, where a saved plan says what becomes of each."""
+        if self.pinned:
+            raise UsageError(
+                f"cannot honour {self.pinned} with a saved plan",
+                why="the plan has its decisions, and nothing is solved",
+                try_="leave out the pins, or the plan, to solve with them",
+            )
 
     def planner_options(self, progress: Progress | None = None) -> PlannerOptions:
         return PlannerOptions(gap=self.gap, time_limit_s=self.time_limit_s, solver=self.solver, progress=progress)
@@ -311,12 +336,14 @@ def planned_from_file(
         listener: Told how it goes.
 
     Raises:
+        UsageError: values are pinned besides.
         FileFormatError: the plan cannot be read, or is of another training step.
         InfeasibleBudget: with the workspace and static memory of here it does not fit.
     """
     if not isinstance(file, PlanFile):
         file = load_plan(file)
     settings = settings or Settings()
+    settings.refuse_pins_of_a_saved_plan()
     prepared = prepare(
         step,
         file.budget_bytes if mem_budget is None else mem_budget,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,27 @@ def test_a_plan_of_another_model_or_too_large_is_refused() -> None:
     assert captured.graph.fingerprint == planned.graph.fingerprint
 
 
+def never_traced(*_: Any, **__: Any) -> None:
+    raise AssertionError("traced")
+
+
+def test_pins_are_honoured_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = plan_training_step(a_step(), 1.0, FAST)[1].plan_file
+    pinned = replace(FAST, recompute=("blocks.0",))
+    found = attempts(prepare(a_step(), 1.0, pinned), pinned)
+    assert isinstance(found["milp"], Planned) and found["milp"].timeline.recompute_s > 0
+    assert found["keep_all"].plan.note == "ignores pinned values"
+    monkeypatch.setattr("actsolve.planning.capture_as_laid_out", never_traced)
+    with pytest.raises(UsageError, match="cannot honour recompute with a saved plan"):
+        planned_from_file(a_step(), file, pinned)
+    for on_error in ("raise", "original"):
+        for given in ({"plan": file}, {"planner": "per_layer"}):
+            with pytest.raises(UsageError, match="cannot honour keep with"):
+                actsolve.optimize(Net(), (X,), mem_budget=1.0, keep=["blocks.0"], on_error=on_error, **given)
+        with pytest.raises(UsageError, match="cannot use keep='10'"):
+            actsolve.optimize(Net(), (X,), mem_budget=1.0, keep="10", on_error=on_error)
+
+
 def test_a_budget_or_a_plan_is_needed() -> None:
     with pytest.raises(UsageError, match="mem_budget is missing"):
         actsolve.optimize(Net(), (X,))
@@ -123,6 +145,9 @@ def test_a_loss_that_is_outside() -> None:
         ({"gap": float("inf")}, "cannot use gap=inf"),
         ({"time_limit_s": 0.0}, "cannot use a time limit of 0.0 s"),
         ({"reserve_bytes": -1}, "cannot use reserve_bytes=-1"),
+        ({"keep": "10"}, r"(?s)cannot use keep='10'.*keep=\['10'\]"),
+        ({"planner": "sqrt_l", "keep": ("blocks.0",)}, "cannot honour keep with the planner sqrt_l"),
+        ({"planner": "keep_all", "keep": ("a",), "recompute": ("b",)}, "cannot honour keep and recompute with the planner"),
     ],
 )
 def test_settings_that_cannot_be_used(given: dict[str, Any], message: str) -> None:
