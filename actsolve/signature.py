@@ -1,8 +1,8 @@
 """When one plan serves two calls: a key over all that a trace depends on.
 
 It holds shapes, strides, dtypes, devices and aliasing of the inputs, their nesting and constants; which tensors the module
-holds and which of them are trained; the classes, modes and scalar attributes of every submodule; the hooks inside; and
-torch's own modes. What it cannot see: values in objects that are attributes (a config), and global variables.
+holds and which of them are trained; the classes, modes and other attributes of every submodule; the hooks inside; and
+torch's own modes. What it cannot see: global variables, and what is inside objects that are no plain data.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from actsolve.capture.hooks import hooks_inside
-from actsolve.capture.state import SCALARS, Place, submodules
-from actsolve.capture.structure import Same, Structure, constant_key
+from actsolve.capture.settings import Same, settings_key, value_key
+from actsolve.capture.state import Place, submodules
+from actsolve.capture.structure import Structure, constant_key
 
 
 def signature(
@@ -48,7 +49,7 @@ def signature(
         for i, leaf in enumerate(leaves)
     )
     state = tuple([(key, _tensor_key(container[key])) for container, key in places])
-    children = tuple([(type(child), *[v for v in child.__dict__.values() if type(v) in SCALARS]) for child in submodules(module)])
+    children = tuple(map(settings_key, submodules(module)))
     hooks = tuple(map(Same, (hook for *_, hook in hooks_inside(module, loss_inside=loss_fn is not None))))
     return (
         inputs,
@@ -57,7 +58,7 @@ def signature(
         children,
         hooks,
         _modes(),
-        tuple(v if type(v) in SCALARS else Same(v) for v in _closed_over(loss_fn)),
+        tuple(map(value_key, _closed_over(loss_fn))),
     )
 
 
@@ -97,10 +98,7 @@ def _closed_over(loss_fn: Any) -> list[Any]:
     code, variables = getattr(function, "__code__", None), getattr(function, "__globals__", {})
     named = [variables[name] for name in (code.co_names if code is not None else ()) if name in variables]
     owner = getattr(loss_fn, "__self__", loss_fn)
-    attributes = [v for v in getattr(owner, "__dict__", {}).values() if isinstance(v, torch.Tensor) or type(v) in SCALARS]
-    held = [*cells, *named, *attributes]
-    inner = [value.values() if isinstance(value, dict) else value for value in held if isinstance(value, (list, tuple, dict))]
-    return [*held, *(item for items in inner for item in items if isinstance(item, torch.Tensor))]
+    return [*cells, *named, *getattr(owner, "__dict__", {}).values()]
 
 
 def _is_set(cell: Any) -> bool:

@@ -10,23 +10,21 @@ and the module is as it was before.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from actsolve.capture.settings import OWN, SCALARS, containers
 from actsolve.errors import CaptureError
 from actsolve.graph import Kind
 
 Place = tuple[Any, Any]
 """A container and a key: the tensor is ``container[key]``."""
 
-SCALARS = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
-"""Types of constants that are compared by value."""
-
 _OPAQUE = SCALARS | {type(lambda: None), type(len), type(torch.relu), type}
-_OWN = frozenset(torch.nn.Module().__dict__)  # nn.Module's own attributes: parameters, submodules, hooks, the mode
 
 
 def state_places(module: torch.nn.Module, leave_out: frozenset[Write] = frozenset()) -> list[Place]:
@@ -50,7 +48,7 @@ def state_places(module: torch.nn.Module, leave_out: frozenset[Write] = frozense
             if buffer is not None:
                 buffers.setdefault(id(buffer), (child._buffers, name))
         for name, value in child.__dict__.items():
-            if name not in _OWN and type(value) not in _OPAQUE and (id(child.__dict__), name) not in written:
+            if name not in OWN and type(value) not in _OPAQUE and (id(child.__dict__), name) not in written:
                 for container, key in _places_in(child.__dict__, name, value):
                     others.setdefault(id(container[key]), (container, key))
     first = parameters | {i: place for i, place in buffers.items() if i not in parameters}
@@ -89,7 +87,7 @@ def state_names(module: torch.nn.Module, leave_out: frozenset[Write] = frozenset
         for name in child._buffers:
             names[id(child._buffers), name] = (Kind.BUFFER, prefix + name)
         for name, value in child.__dict__.items():
-            if name not in _OWN:
+            if name not in OWN:
                 for container, key in _places_in(child.__dict__, name, value):
                     label = prefix + name if container is child.__dict__ else f"{prefix}{name}[{key!r}]"
                     names[id(container), key] = (Kind.BUFFER, label)
@@ -127,9 +125,14 @@ class TracedState:
     def __init__(self, module: torch.nn.Module, leave_out: frozenset[Write]) -> None:
         self._module, self._leave_out = module, leave_out
         self._before: dict[int, tuple[Any, Any]] = {}  # by id: attributes, lists and dicts, and what they held
-        for child in module.modules():
+        self._below: list[tuple[str, str, Any]] = []  # path, attribute, and a container within it or within its objects
+        for path, child in module.named_modules():
             for container in (child.__dict__, *(v for v in child.__dict__.values() if isinstance(v, (list, dict)))):
-                self._before[id(container)] = (container, list(container) if isinstance(container, list) else dict(container))
+                self._before[id(container)] = (container, copy.copy(container))
+            for name, container in containers(child.__dict__):
+                if id(container) not in self._before:
+                    self._before[id(container)] = (container, copy.copy(container))
+                    self._below.append((path, name, container))
         self._new: dict[int, torch.Tensor] = {}
 
     @contextlib.contextmanager
@@ -139,18 +142,13 @@ class TracedState:
         self._new = {id(old): new for old, new in zip(olds, tensors, strict=True)}
         try:
             for container, content in self._before.values():
-                for key, value in enumerate(content) if isinstance(content, list) else content.items():
+                for key, value in _items(content):
                     if isinstance(value, torch.Tensor):
                         container[key] = self._new.get(id(value), value)
             yield
         finally:
             for container, content in self._before.values():
-                if isinstance(container, list):
-                    container[:] = content
-                else:
-                    for key in container.keys() - content.keys():
-                        del container[key]
-                    container.update(content)
+                _put_back(container, content)
 
     def writes(self) -> dict[Write, torch.Tensor]:
         """Return the tensors that the forward has assigned; to be called within `replaced`.
@@ -168,17 +166,20 @@ class TracedState:
             for name, value in child.__dict__.items():
                 if value is not child._buffers and isinstance(value, (list, dict)) and not _expendable(child, name):
                     for key in self._changed_keys(value):
-                        raise _lost_change(path, name if name not in _OWN else str(key))
+                        raise _lost_change(path, name if name not in OWN else str(key))
+        for path, name, container in self._below:
+            if self._changed_keys(container) and not _expendable(self._module.get_submodule(path), name):
+                raise _lost_change(path, name)
         return writes
 
     def _changed_keys(self, container: Any) -> list[Any]:
         if id(container) not in self._before:
             return []
         _, before = self._before[id(container)]
-        if isinstance(container, list):
-            before, container = dict(enumerate(before)), dict(enumerate(container))
-        keys = dict.fromkeys([*container, *before])
-        return [k for k in keys if k not in before or k not in container or self._changed(before[k], container[k])]
+        if isinstance(container, set):
+            return list(before ^ container)
+        old, new = dict(_items(before)), dict(_items(container))
+        return [k for k in dict.fromkeys([*new, *old]) if k not in old or k not in new or self._changed(old[k], new[k])]
 
     def _changed(self, before: Any, now: Any) -> bool:
         """Whether ``now`` is another thing than ``before``, or than the tensor that stands for it."""
@@ -191,6 +192,24 @@ class TracedState:
         if value.requires_grad and not value.is_leaf and value.retains_grad:
             raise _lost_change(path, name, "it is to retain its gradient, which a planned step does not pass on")
         return value
+
+
+def _items(container: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the keys of a container and what is there; a set has none."""
+    if isinstance(container, dict):
+        return list(container.items())
+    return [] if isinstance(container, set) else list(enumerate(container))
+
+
+def _put_back(container: Any, content: Any) -> None:
+    """Let ``container`` hold what it held; a dict keeps what it still has in its place, for it may be a module's own."""
+    if isinstance(container, dict):
+        for key in container.keys() - content.keys():
+            del container[key]
+        container.update(content)
+    else:
+        container.clear()
+        (container.update if isinstance(container, set) else container.extend)(content)
 
 
 def _by_value(constant: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from actsolve.capture.state import SCALARS
+from actsolve.capture.settings import SCALARS, Same
 from actsolve.errors import CaptureError
 
 _MAX_DEPTH = 4  # how deep an object is searched for tensors
@@ -84,19 +84,6 @@ def _new_record(cls: type, names: tuple[str, ...], values: list[Any]) -> Any:
     for name, value in zip(names, values, strict=True):
         object.__setattr__(record, name, value)  # a frozen dataclass allows it so
     return record
-
-
-class Same:
-    """A key for a constant that cannot be compared by value: equal only for the very same object."""
-
-    def __init__(self, constant: Any) -> None:
-        self._constant = constant
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self._constant is other._constant
-
-    def __hash__(self) -> int:
-        return id(self._constant)
 
 
 def constant_key(constant: Any) -> Any:

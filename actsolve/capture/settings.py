@@ -1,0 +1,117 @@
+"""Python values that a forward may depend on: as a key, and as the containers in which it could change them.
+
+A trace has them as they were. So the key of a plan holds them by value as far as they are data: scalars, lists, dicts, tuples,
+sets, small arrays, and objects that hold nothing else (a config). What is no data (a function, a tokenizer, a trainer) counts as
+the same as long as it is the same object, and what is inside it is not looked at.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+SCALARS = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
+"""Types of constants that are compared by value."""
+
+_MAX_ARRAY_BYTES = 1 << 16
+OWN = frozenset(torch.nn.Module().__dict__)  # nn.Module's own attributes: parameters, submodules, hooks, the mode
+_CODE = (type(lambda: None), type(len), type(torch.relu), type, type(np))
+_FOREIGN = frozenset({"torch", "numpy", "builtins", "threading", "logging"})  # packages whose objects are no data
+
+
+class Same:
+    """A key for a constant that cannot be compared by value: equal only for the very same object."""
+
+    def __init__(self, constant: Any) -> None:
+        self._constant = constant
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self._constant is other._constant
+
+    def __hash__(self) -> int:
+        return id(self._constant)
+
+
+class _NoData(Exception):
+    """An object holds something that is no data."""
+
+
+def settings_key(child: torch.nn.Module) -> tuple[Any, ...]:
+    """Return a key of the attributes of one module that are neither tensors nor modules."""
+    found: list[Any] = [type(child), child.training]
+    seen: dict[int, int] = {}
+    for name, value in child.__dict__.items():
+        if name in OWN or isinstance(value, torch.Tensor):
+            continue
+        kind = type(value)
+        if kind in SCALARS:
+            found.append((kind, value))
+        elif kind in (list, dict):  # tensors in these are state: their place counts, not which they are
+            items = enumerate(value) if kind is list else value.items()
+            found.append((kind, *((k, torch.Tensor if isinstance(v, torch.Tensor) else value_key(v, seen)) for k, v in items)))
+        else:
+            found.append(value_key(value, seen))
+    return tuple(found)
+
+
+def value_key(value: Any, seen: dict[int, int] | None = None, *, strict: bool = False) -> Any:
+    """Return a hashable key that is equal for equal data, and for the same object that is no data."""
+    kind = type(value)
+    if kind in SCALARS:
+        return kind, value
+    if isinstance(value, (torch.Tensor, *_CODE)):
+        return Same(value)
+    seen = {} if seen is None else seen
+    if id(value) in seen:
+        return kind, seen[id(value)]
+    seen[id(value)] = len(seen)
+    if isinstance(value, (list, tuple, deque)):
+        return kind, tuple(value_key(v, seen, strict=strict) for v in value)
+    if isinstance(value, dict):
+        return kind, tuple((k, value_key(v, seen, strict=strict)) for k, v in value.items())
+    if isinstance(value, (set, frozenset)):
+        return kind, frozenset(value)
+    if isinstance(value, (np.generic, np.ndarray)):
+        return (kind, value.shape, str(value.dtype), value.tobytes()) if value.nbytes <= _MAX_ARRAY_BYTES else Same(value)
+    if (attributes := _data(value)) is not None:
+        try:
+            return kind, tuple((n, value_key(v, seen, strict=True)) for n, v in attributes.items())
+        except _NoData:
+            pass
+    if strict:
+        raise _NoData
+    return Same(value)
+
+
+def containers(attributes: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the name of an attribute, and a list, dict, set or deque in it or below; of objects that are data, their dict."""
+    seen: set[int] = set()
+    for name, top in attributes.items():
+        if name in OWN:
+            continue
+        waiting = [top]
+        while waiting:
+            value = waiting.pop()
+            if id(value) in seen or isinstance(value, (torch.Tensor, torch.nn.Module, *_CODE)):
+                continue
+            seen.add(id(value))
+            if isinstance(value, (list, dict, set, deque)):
+                yield name, value
+            if isinstance(value, (list, tuple, deque)):
+                waiting.extend(value)
+            elif isinstance(value, dict):
+                waiting.extend(value.values())
+            elif (held := _data(value)) is not None and not isinstance(value_key(value), Same):
+                waiting.append(held)
+
+
+def _data(value: Any) -> dict[str, Any] | None:
+    """Return the attributes of an object that may be data."""
+    if isinstance(value, torch.nn.Module) or type(value).__module__.partition(".")[0] in _FOREIGN:
+        return None
+    attributes = getattr(value, "__dict__", None)
+    return attributes if type(attributes) is dict else None
