@@ -47,25 +47,26 @@ def shown(text: object) -> str:
     return plain if len(plain) <= _MAX_ERROR_TEXT else plain[: _MAX_ERROR_TEXT - 3] + "..."
 
 
-def read_json(path: str | os.PathLike[str], *, what: str) -> tuple[Any, str]:
-    """Return the value that the JSON file holds, and its text.
+def read_text(path: str | os.PathLike[str], *, what: str) -> str:
+    """Return the text of a file that somebody else wrote.
 
     Args:
         path: The file.
         what: What it should be, for messages: "plan file".
 
     Raises:
-        FileFormatError: it cannot be read, is larger than 512 MiB, is not UTF-8, is not JSON, has a key
-            twice, or has a NaN or an infinity.
+        FileFormatError: it cannot be read, is no regular file, is larger than 512 MiB, or is not UTF-8.
     """
 
     def fail(why: str, try_: str) -> NoReturn:
         raise FileFormatError(f"cannot read the {what}", where=shown(path), why=why, try_=try_)
 
-    again = f"write the {what} again"
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
+        with open(path, "rb", opener=_at_once) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, a device may never end
+                fail("it is no regular file", f"the path of a {what}")
+            size = status.st_size
             raw = b"" if size > MAX_FILE_BYTES else file.read(MAX_FILE_BYTES + 1)
     except IsADirectoryError:
         fail("it is a directory", f"the path of a {what}")
@@ -75,18 +76,40 @@ def read_json(path: str | os.PathLike[str], *, what: str) -> tuple[Any, str]:
     if max(size, len(raw)) > MAX_FILE_BYTES:
         fail(f"it is larger than {MAX_FILE_BYTES // 2**20} MiB", f"the path of a {what}")
     try:
-        text = raw.decode("utf-8")
+        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         fail(f"it is not UTF-8 text: byte {error.start} is 0x{raw[error.start]:02x}", f"the path of a {what}")
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open without waiting for whoever may write to a pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def read_json(path: str | os.PathLike[str], *, what: str) -> tuple[Any, str]:
+    """Return the value that the JSON file holds, and its text.
+
+    Args:
+        path: The file.
+        what: What it should be, for messages: "plan file".
+
+    Raises:
+        FileFormatError: as `read_text`; or it is not JSON, has a key twice, or has a NaN or an infinity.
+    """
+
+    def fail(why: str) -> NoReturn:
+        raise FileFormatError(f"cannot read the {what}", where=shown(path), why=why, try_=f"write the {what} again")
+
+    text = read_text(path, what=what)
     try:
         return json.loads(text, object_pairs_hook=_object_without_duplicates, parse_constant=_refuse_constant), text
     except json.JSONDecodeError as error:
         reason = error.msg.lower().removesuffix(" at")
-        fail(f"it is not JSON, or cut short: {reason} at line {error.lineno}, column {error.colno}", again)
+        fail(f"it is not JSON, or cut short: {reason} at line {error.lineno}, column {error.colno}")
     except RecursionError:
-        fail("it is nested too deeply", again)
+        fail("it is nested too deeply")
     except ValueError as error:  # from the hooks below, or an integer of thousands of digits
-        fail(shown(error), again)
+        fail(shown(error))
 
 
 def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

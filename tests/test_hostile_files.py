@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from strategies import random_training_graph
 
 from actsolve import json_file
+from actsolve.cost.hardware import profile
 from actsolve.errors import FileFormatError
 from actsolve.graph_file import load_graph, save_graph
 from actsolve.plan_file import load_plan
@@ -222,9 +224,15 @@ def test_an_absurd_size_is_refused_before_reading(tmp_path: Path) -> None:
     assert "it is larger than 512 MiB" in message_of(lambda: load_plan(path), path)
 
 
-def test_a_stream_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_file, "MAX_FILE_BYTES", 2**20)
-    assert "it is larger than 1 MiB" in message_of(lambda: load_plan("/dev/zero"), "/dev/zero")
+@pytest.mark.parametrize("load", [load_plan, load_graph, profile])
+def test_what_is_no_regular_file_is_refused_before_reading(tmp_path: Path, load: Callable[[str], object]) -> None:
+    """A pipe that nobody writes to would be waited for; a device may never end."""
+    pipe = str(tmp_path / "pipe.json")
+    os.mkfifo(pipe)
+    zero = str(tmp_path / "zero.json")
+    os.symlink("/dev/zero", zero)
+    for path in (pipe, zero):
+        assert "it is no regular file" in message_of(lambda: load(path), path)  # noqa: B023
 
 
 @quick

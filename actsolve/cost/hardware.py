@@ -17,6 +17,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from actsolve.errors import FileFormatError, UsageError
+from actsolve.json_file import read_text, shown
 
 Figure = Annotated[float, Field(gt=0, le=1e7)]
 
@@ -200,13 +201,13 @@ def profile(name: str) -> HardwareProfile:
 
 def _read_profile(path: Path) -> HardwareProfile:
     try:
-        return HardwareProfile.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileFormatError(f"cannot read hardware profile {path}", why=str(error)) from error
+        return HardwareProfile.model_validate_json(read_text(path, what="hardware profile"))
+    except FileFormatError as error:
+        raise FileFormatError("cannot read hardware profile", where=error.where, why=error.why, try_=error.try_) from None
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "the file"
-        raise FileFormatError(f"{path} is no hardware profile", where=field, why=first["msg"]) from error
+        raise FileFormatError(f"{shown(path)} is no hardware profile", where=shown(field), why=shown(first["msg"])) from error
 
 
 def _bytes_per_s(gbps: float | None) -> float | None:
