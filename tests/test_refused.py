@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import types
 from collections.abc import Callable, Iterator
@@ -194,6 +195,39 @@ def test_inputs_that_a_graph_cannot_take(what: str) -> None:
 
 def test_an_output_that_hides_a_tensor() -> None:
     refused(of(lambda m, h: Box(m.a(h))), "an output is a Box")
+
+
+LOSSES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "of many elements": (lambda y: y.square(), r"it returns a tensor of shape \(3, 4\), float32"),
+    "of complex numbers": (lambda y: torch.fft.fft(y).sum(), r"it returns a tensor of shape \(\), complex64"),
+    "a number": (lambda y: 1.0, "it returns a float"),
+    "a pair": (lambda y: (y.mean(), y), "it returns a tuple"),
+    "detached": (lambda y: y.detach().mean(), "requires no gradient"),
+}
+
+
+@pytest.mark.parametrize("what", LOSSES)
+def test_a_loss_that_no_backward_starts_from(what: str) -> None:
+    made = of(lambda m, h: m.a(h))
+    made.loss_fn, message = LOSSES[what]
+    refused(made, f"(?s)cannot train with the loss <lambda>.*test_refused.py:.*{message}")
+
+
+def test_a_loss_of_one_element_in_another_shape() -> None:
+    made = of(lambda m, h: m.a(h))
+    made.loss_fn = lambda y: y.mean().view(1)
+    twin, module = copy.deepcopy(made.model), optimize(made)
+    module(*made.args)[0].backward()
+    made.loss_fn(twin(*made.args)).backward()
+    assert torch.equal(module.a.weight.grad, twin.a.weight.grad)  # type: ignore[union-attr, arg-type]
+
+
+def test_a_loss_is_not_to_blame_for_a_frozen_model() -> None:
+    made = of(lambda m, h: m.a(h))
+    made.model.requires_grad_(False)
+    made.loss_fn = lambda y: y.mean()
+    with pytest.raises(CaptureError, match="nothing to train"):
+        optimize(made)
 
 
 def test_a_list_given_to_be_filled() -> None:

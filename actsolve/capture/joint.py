@@ -12,7 +12,7 @@ import torch
 from actsolve.capture.dropout import KERNELS
 from actsolve.capture.hooks import refuse_hooks
 from actsolve.capture.layouts import corrected
-from actsolve.capture.provenance import recorded_origins
+from actsolve.capture.provenance import recorded_origins, short_path
 from actsolve.capture.randomness import only_in_graph
 from actsolve.capture.state import TracedState, Write, state_names, state_places
 from actsolve.capture.structure import Structure, refuse_hidden_data, take_apart
@@ -96,6 +96,8 @@ class _FlatStep(torch.nn.Module):
         state = TracedState(model, self._leave_out)
         with recorded_origins(model, keeps_casts=self._keeps_casts), state.replaced(tensors[: self._n_state]):
             output = call_step(run, self._loss_fn, args, kwargs)
+            if self._loss_fn is not None:
+                _refuse_odd_loss(self._loss_fn, *output)
             writes = state.writes()
         _refuse_changed_inputs(leaves, self._structure, (args, kwargs))
         return self.layout.record(writes, output)
@@ -107,6 +109,25 @@ def call_step(
     """Return what ``forward`` does, or ``(loss, output)`` where there is a loss function."""
     output = forward(*args, **kwargs)
     return output if loss_fn is None else (loss_fn(output), output)
+
+
+def _refuse_odd_loss(loss_fn: Callable[[Any], torch.Tensor], loss: Any, output: Any) -> None:
+    """Raise if a backward cannot start from ``loss``. Where not even ``output`` leads to a parameter, it is not to blame."""
+    if not isinstance(loss, torch.Tensor):
+        why = f"it returns a {type(loss).__name__}"
+    elif loss.numel() != 1 or loss.is_complex():
+        why = f"it returns a tensor of shape {tuple(loss.shape)}, {str(loss.dtype).removeprefix('torch.')}"
+    elif not loss.requires_grad and any(isinstance(t, torch.Tensor) and t.requires_grad for t in take_apart(output)[0]):
+        why = "it returns a tensor that requires no gradient, and the model's output does"
+    else:
+        return
+    name, code = getattr(loss_fn, "__qualname__", type(loss_fn).__name__), getattr(loss_fn, "__code__", None)
+    raise CaptureError(
+        f"cannot train with the loss {name}",
+        where=None if code is None else f"{short_path(code.co_filename)}:{code.co_firstlineno}",
+        why=why,
+        try_="a loss_fn that returns one real number as a tensor, computed from the model's output, such as its mean()",
+    )
 
 
 def _refuse_changed_inputs(leaves: list[Any], structure: Structure, inputs: Any) -> None:

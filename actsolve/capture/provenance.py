@@ -80,12 +80,12 @@ def _user_line(frame: FrameType | None) -> str:
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith((_TORCH_DIRECTORY, _OWN_DIRECTORY)):
-            return f"{_short(file)}:{frame.f_lineno}"
+            return f"{short_path(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 
 
-def _short(file: str) -> str:
+def short_path(file: str) -> str:
     """Return ``file`` relative to the working directory or to its import root, whichever is shorter."""
     path = Path(file)
     for root in (Path.cwd(), *map(Path, sys.path)):
