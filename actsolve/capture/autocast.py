@@ -15,56 +15,93 @@ from torch.fx import Node
 from actsolve.capture.joint import Joint
 from actsolve.capture.provenance import Origin
 from actsolve.capture.torch_internals import annotation
+from actsolve.errors import CaptureError
 
 aten = torch.ops.aten
 
 
 def share_casts(joint: Joint) -> None:
-    """Let the casts of one tensor in one autocast region be one, in the joint graph itself."""
-    groups: dict[tuple[Node, int, torch.dtype], list[Node]] = {}
+    """Let the casts of one tensor in one autocast region be one, in the joint graph itself.
+
+    Raises:
+        CaptureError: the gradients of its uses cannot be told apart well enough to add them in eager's order.
+    """
+    found: dict[Node, list[Node]] = {}
     for cast in joint.module.graph.find_nodes(op="call_function", target=aten._to_copy.default):
-        origin, source = annotation(cast), cast.args[0]
-        if isinstance(origin, Origin) and origin.autocast_region is not None and source in joint.leaves and _lowers(source, cast):
-            groups.setdefault((source, origin.autocast_region, cast.meta["val"].dtype), []).append(cast)
-    for (source, *_), casts in groups.items():
-        if len(casts) > 1:
-            _add_in_low_precision(joint, source, len(casts))
-            for cast in casts[1:]:
-                cast.replace_all_uses_with(casts[0])
-                joint.module.graph.erase_node(cast)
+        source = cast.args[0]
+        if source in joint.leaves and _lowers(source, cast):
+            found.setdefault(source, []).append(cast)
+    for source, casts in found.items():
+        groups: dict[Any, list[Node]] = {}
+        for cast in casts:
+            region = _region(cast)
+            groups.setdefault(cast if region is None else (region, cast.meta["val"].dtype), []).append(cast)
+        if len(groups) < len(casts):
+            _add_in_low_precision(joint, source, len(groups))
+            for first, *others in groups.values():
+                for cast in others:
+                    cast.replace_all_uses_with(first)
+                    joint.module.graph.erase_node(cast)
+
+
+def _region(cast: Node) -> int | None:
+    """Return the autocast region in which eager would keep a cast; None for one that was written out."""
+    origin = annotation(cast)
+    return origin.autocast_region if isinstance(origin, Origin) else None
 
 
 def _lowers(source: Node, cast: Node) -> bool:
     return source.meta["val"].dtype is torch.float32 and cast.meta["val"].dtype in (torch.bfloat16, torch.float16)
 
 
-def _add_in_low_precision(joint: Joint, source: Node, n_casts: int) -> None:
-    """Convert the gradient of ``source`` once, after it is added up, if it is the sum of ``n_casts`` conversions."""
+def _add_in_low_precision(joint: Joint, source: Node, n_groups: int) -> None:
+    """Convert the gradient of ``source`` once, after what its one cast adds up to."""
     total = joint.gradient_of(source)
-    terms: list[Node] = []
+    if total is None:
+        return
+    sums, terms = _terms(total)
+    converted = [t for t in terms if t.target is aten._to_copy.default and _lowers(t, t.all_input_nodes[0])]
+    others = [t for t in terms if t not in converted]
+    if len(converted) < 2:
+        return
+    # Eager converts when the last use has sent its gradient: when that is among others, the graph does not tell.
+    if n_groups > 1 or len(others) > 1 or any(len(t.users) > 1 for t in converted):
+        raise _unknown_order(joint, source)
+    graph, like = joint.module.graph, converted[0]
+    with graph.inserting_before(total), like.meta["val"].fake_mode:
+        low: Node = like.args[0]  # type: ignore[assignment]
+        for term in converted[1:]:
+            low = _call(graph, aten.add.Tensor, (low, term.args[0]), {}, like)
+        high = _call(graph, aten._to_copy.default, (low,), dict(like.kwargs), like)
+        for other in others:
+            high = _call(graph, aten.add.Tensor, (high, other), {}, total)
+    total.replace_all_uses_with(high)
+    for node in [*sums, *converted]:
+        graph.erase_node(node)
+
+
+def _terms(total: Node) -> tuple[list[Node], list[Node]]:
+    """Return the additions that make up a gradient, the last one first, and what they add, in order."""
     sums: list[Node] = []
+    terms: list[Node] = []
     pending = [total]
     while pending:
         node = pending.pop()
-        if not isinstance(node, Node):
-            return
         if node.target is aten.add.Tensor and not node.kwargs and (node is total or len(node.users) == 1):
             sums.append(node)
             pending += reversed(node.args)  # type: ignore[arg-type]
         else:
             terms.append(node)
-    if len(terms) != n_casts or not all(t.target is aten._to_copy.default and len(t.users) == 1 for t in terms):
-        return
-    graph, like = joint.module.graph, terms[0]
-    assert total is not None
-    with graph.inserting_before(total), like.meta["val"].fake_mode:
-        low: Node = like.args[0]  # type: ignore[assignment]
-        for term in terms[1:]:
-            low = _call(graph, aten.add.Tensor, (low, term.args[0]), {}, like)
-        high = _call(graph, aten._to_copy.default, (low,), dict(like.kwargs), like)
-    total.replace_all_uses_with(high)
-    for node in [*sums, *terms]:
-        graph.erase_node(node)
+    return sums, terms
+
+
+def _unknown_order(joint: Joint, source: Node) -> CaptureError:
+    _, name = joint.given(source)
+    return CaptureError(
+        f"cannot add the gradients of {name} bitwise as eager does",
+        why="autocast lowers it for several uses, and it is also used in full precision or in another autocast region",
+        try_='one autocast region with no other use than an embedding, or on_error="original"',
+    )
 
 
 def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], like: Node) -> Node:
