@@ -15,7 +15,7 @@ from actsolve.errors import CaptureError
 from actsolve.runtime.grad_mode import in_training, looks_at_grad_mode
 from actsolve.training_step import TrainingStep
 
-_ROUNDS = 4  # a corrected layout may change the calls that follow, and so on
+_ROUNDS = 50  # a corrected layout may change the calls that follow, and so on: one a round, for in-place ops on views
 _CHECKED: set[str] = set()  # calls that were run in this process
 
 
