@@ -163,11 +163,13 @@ class PlanFile(FileModel):
 
         Raises:
             FileFormatError: the plan is of another graph, holds no schedule, names what the graph has not,
-                or its steps do not make a valid training step.
+                its steps do not make a valid training step, or its decisions are not those of its steps.
         """
         self.check_matches(graph)
         if not self.steps:
             raise self._malformed("it holds no schedule", f"its status is {self.status.value!r}")
+        if not Plan(self.planner, status=self.status).found:
+            raise self._malformed(f"it holds a schedule, and its status is {self.status.value!r}")
         values = {v.name: index for index, v in enumerate(graph.values)}
         ops = {o.name: index for index, o in enumerate(graph.ops)}
         schedule = Schedule(tuple(self._step(code, name, ops, values) for code, name in self.steps))
@@ -179,6 +181,15 @@ class PlanFile(FileModel):
             check(Problem(graph, Costs((0.0,) * n, (0.0,) * n, (0,) * n), budget_bytes=n * MAX_NUMBER), schedule)
         except ScheduleError as error:
             raise self._malformed(f"its steps are no valid schedule: {error.what}", error.where) from None
+        saved, read = _saved_and_read(graph, schedule)
+        used = saved | read
+        for name, decision in self.decisions.items():
+            value = values[name]
+            possible = {Decision.KEEP} if value in saved else {Decision.RECOMPUTE}
+            if value not in used:  # it may well be called kept: it ends with its last read, in the forward
+                possible.add(Decision.KEEP)
+            if decision not in possible:
+                raise self._malformed(f"decisions: {name} is {str(decision)!r}, and the steps say otherwise")
         return schedule, frozenset(values[name] for name, d in self.decisions.items() if d is Decision.KEEP)
 
     def _step(self, code: str, name: str, ops: dict[str, int], values: dict[str, int]) -> Step:
@@ -238,6 +249,26 @@ def load_plan(path: str | os.PathLike[str]) -> PlanFile:
         FileFormatError: the file cannot be read or is malformed.
     """
     return read_model(path, PlanFile, what=_WHAT, format_name=FORMAT)
+
+
+def _saved_and_read(graph: Graph, schedule: Schedule) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the values that are live when the forward ends, and those that are read after it."""
+    live: set[int] = set()
+    read: set[int] = set()
+    saved: frozenset[int] | None = None
+    for step in schedule.steps:
+        if step.op is None:
+            live.discard(-1 if step.value is None else step.value)
+            continue
+        op = graph.ops[step.op]
+        if saved is None and (step.kind is StepKind.REPLAY or step.op >= graph.n_forward):
+            saved = frozenset(live)
+        if saved is not None:
+            read.update(op.inputs, op.replay_inputs if step.kind is StepKind.REPLAY else ())
+        live.update(op.outputs)
+        if step.in_place and op.in_place is not None:
+            live.discard(op.in_place[0])
+    return saved or frozenset(), frozenset(read)
 
 
 def _decisions(graph: Graph, plan: Plan) -> dict[str, Decision]:

@@ -21,8 +21,9 @@ from strategies import costs_for, problems, random_problem, random_training_grap
 from actsolve.errors import FileFormatError, UsageError
 from actsolve.graph import Graph, Op, Value
 from actsolve.graph_file import CostsModel, OpModel, ValueModel, load_graph, save_graph
-from actsolve.plan import Plan, Status
+from actsolve.plan import Decision, Plan, Status
 from actsolve.plan_file import load_plan, plan_file
+from actsolve.planners import PLANNERS, PlannerOptions, plan
 from actsolve.problem import Costs, Problem
 from actsolve.schedule import build_schedule
 
@@ -157,6 +158,48 @@ def test_a_tampered_plan_is_refused_when_it_is_decoded() -> None:
     assert "a step names f0, which the graph has not" in tampered(steps=(("free", "f0"), *file.steps))
     assert "is missing, or is no value to decide on" in tampered(decisions={})
     assert "nobody is missing, or is no value to decide on" in tampered(decisions={**file.decisions, "nobody": "keep"})
+
+
+def test_decisions_that_are_not_those_of_the_steps_are_refused() -> None:
+    flip = {Decision.KEEP: Decision.RECOMPUTE, Decision.RECOMPUTE: Decision.KEEP}
+    n_single = 0
+    for seed in range(30):
+        problem = random_problem(seed)
+        graph = problem.graph
+        kept = frozenset(v for v in graph.decidable if not graph.ops[graph.values[v].producer or 0].replayable or v % 2)
+        file = plan_file(problem, Plan("milp", kept), build_schedule(graph, kept), target="gpt")
+        assert file.decode(graph)[1] == kept
+        if not any(graph.backward_readers[v] for v in graph.decidable):
+            continue  # nothing is saved for the backward, whatever is decided
+        edits = [
+            {name: flip[d] for name, d in file.decisions.items()},
+            dict.fromkeys(file.decisions, Decision.OFFLOAD),
+            *({**file.decisions, graph.values[v].name: Decision.RECOMPUTE} for v in kept if graph.backward_readers[v]),
+            *({**file.decisions, name: Decision.OFFLOAD} for name in file.decisions),
+        ]
+        n_single += len(edits) - 2
+        for decisions in edits:
+            changed_file = file.model_copy(update={"decisions": decisions})
+            message = message_of(lambda: changed_file.decode(graph), "plan of gpt")  # noqa: B023
+            assert "and the steps say otherwise" in message
+    assert n_single > 100
+
+
+def test_what_the_planners_decide_is_what_their_steps_do() -> None:
+    for seed in range(30):
+        problem = random_problem(seed)
+        for planner in PLANNERS:
+            found = plan(problem, planner, PlannerOptions(time_limit_s=2.0))
+            if found.found:
+                schedule = build_schedule(problem.graph, found.kept, found.early)
+                assert plan_file(problem, found, schedule).decode(problem.graph) == (schedule, found.kept), (seed, planner)
+
+
+def test_a_schedule_under_a_status_that_has_none_is_refused() -> None:
+    problem, file = a_plan()
+    for status in (Status.INFEASIBLE, Status.UNKNOWN):
+        odd = file.model_copy(update={"status": status})
+        assert f"its status is '{status}'" in message_of(lambda: odd.decode(problem.graph), "plan of gpt_mini")  # noqa: B023
 
 
 # ---- writing
