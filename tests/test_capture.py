@@ -113,6 +113,14 @@ def test_sources_modules_and_layers() -> None:
     assert backward and all(op.source.endswith(f"{HERE}:{line}") for op in backward), "a backward op is where its forward was"
 
 
+def test_a_source_is_never_a_line_of_the_caller() -> None:
+    graph = capture(mlp()).graph
+    sources = {op.target: op.source.rpartition("/")[2] for op in graph.ops if op.phase is Phase.FORWARD}
+    assert sources["aten.addmm.default"] == sources["aten.gelu.default"] == "", "only torch's code leads there from the model"
+    assert sources["aten.mean.default"].startswith(f"{HERE}:"), "the loss is the user's"
+    assert [op.module for op in graph.ops if op.target.startswith("aten.addmm")] == ["0", "2"]
+
+
 def test_flops_are_known() -> None:
     graph = capture(mlp()).graph
     assert [op.flops for op in graph.ops if "mm" in op.target][:2] == [2 * 3 * 4 * 8, 2 * 3 * 8 * 2]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import logging
 import random
+import re
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -108,6 +110,39 @@ def test_python_that_would_run_once(what: str) -> None:
     ESCAPED.clear()
     if what != "data that is set":
         assert made.model(*made.args).shape == (3, 4)
+
+
+FAILING: dict[str, tuple[Callable[[], TrainingStep], str]] = {
+    "an input that does not fit": (
+        lambda: of(lambda m, h: m.a(h), x(3, 5)),
+        r"where  .*test_refused.py:\d+\n.*one call in eager",
+    ),
+    "one that does not fit a module of torch's": (
+        lambda: TrainingStep(nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(4, 4))), (x(2, 3),)),
+        r"where  the module 1\.0 \(Linear\)\n  why    RuntimeError: .*\n  try    one call in eager mode",
+    ),
+    "one that does not fit the model": (lambda: TrainingStep(nn.Linear(3, 3), (x(4, 4),)), "where  the forward of Linear\n"),
+    "an error of Python's": (
+        lambda: of(lambda m, h: m.a(h) * (1 // 0)),
+        "why    ZeroDivisionError: .*\n  try    one call in eager",
+    ),
+    "a branch on data": (lambda: of(lambda m, h: m.a(h) if h.sum() > 0 else h), "try    a model without data-dependent Python"),
+    "a number of data": (lambda: of(lambda m, h: m.a(h) * h.sum().item()), "try    a model without data-dependent Python"),
+    "a shape of data": (lambda: of(lambda m, h: m.a(h)[h[:, 0] > 0]), "try    a model without data-dependent Python"),
+}
+
+
+@pytest.mark.parametrize("what", FAILING)
+def test_what_a_failed_trace_says(what: str, caplog: pytest.LogCaptureFixture) -> None:
+    make, message = FAILING[what]
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    for disabled in (True, False):
+        logger.disabled = disabled
+        with pytest.raises(CaptureError) as raised:
+            optimize(make())
+        assert logger.disabled == disabled
+    assert re.search(message, str(raised.value), re.DOTALL), str(raised.value)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING], "torch logs nothing besides"
 
 
 def test_a_cache_that_is_there_is_no_change() -> None:

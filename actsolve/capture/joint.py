@@ -12,11 +12,12 @@ import torch
 from actsolve.capture.dropout import KERNELS
 from actsolve.capture.hooks import refuse_hooks
 from actsolve.capture.layouts import corrected
-from actsolve.capture.provenance import recorded_origins, short_path
+from actsolve.capture.provenance import origin_of, recorded_origins, short_path
 from actsolve.capture.randomness import only_in_graph
 from actsolve.capture.state import TracedState, Write, state_names, state_places
 from actsolve.capture.structure import Structure, refuse_hidden_data, take_apart
 from actsolve.capture.torch_internals import (
+    DATA_DEPENDENT,
     FakeTensor,
     JointExport,
     annotation,
@@ -94,7 +95,8 @@ class _FlatStep(torch.nn.Module):
         (model,) = self._hidden
         run = functools.partial(type(model).forward, model)  # its own hooks run outside, at each call
         state = TracedState(model, self._leave_out)
-        with recorded_origins(model, keeps_casts=self._keeps_casts), state.replaced(tensors[: self._n_state]):
+        origins = recorded_origins(model, entry=_FlatStep.forward.__code__, keeps_casts=self._keeps_casts)
+        with origins, state.replaced(tensors[: self._n_state]):
             output = call_step(run, self._loss_fn, args, kwargs)
             if self._loss_fn is not None:
                 _refuse_odd_loss(self._loss_fn, *output)
@@ -240,11 +242,13 @@ def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
     except ActsolveError:
         raise
     except Exception as error:
+        reads_data = isinstance(error, DATA_DEPENDENT)
+        remedy = "a model without data-dependent Python" if reads_data else "one call in eager mode, to see if it runs by itself"
         raise CaptureError(
             f"cannot trace {type(step.model).__name__}",
-            where=_user_frame(error),
+            where=_user_frame(error) or _module_of(error, step.model),
             why=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}",
-            try_='a model without data-dependent Python, or on_error="original" to train it as it is',
+            try_=f'{remedy}, or on_error="original" to train it as it is',
         ) from error
     if leaked := leaked_tensors():
         raise CaptureError(
@@ -307,6 +311,15 @@ def _written_only(joint: Joint) -> frozenset[Write]:
     unread = {joint.given(node)[1] for node in placeholders if not node.users}
     given = {name for _, name in joint.state}
     return frozenset(w for w in joint.layout.writes if not w.is_buffer and (w.attribute in unread or w.attribute not in given))
+
+
+def _module_of(error: BaseException, model: torch.nn.Module) -> str | None:
+    """Return which module of ``model`` ran the op that raised ``error``."""
+    origin = origin_of(error)
+    if origin is None:
+        return None
+    kind = type(dict(model.named_modules()).get(origin.module, model)).__name__
+    return f"the module {origin.module} ({kind})" if origin.module else f"the forward of {kind}"
 
 
 def _user_frame(error: BaseException) -> str | None:

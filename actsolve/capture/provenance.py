@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 from unittest import mock
 
@@ -20,6 +20,7 @@ from actsolve.errors import CaptureError
 
 _TORCH_DIRECTORY = str(Path(torch.__file__).parent)
 _OWN_DIRECTORY = str(Path(__file__).parents[1])
+_ORIGIN = "_actsolve_origin"
 _TENSOR: Any = torch.Tensor
 _CASTS = frozenset({_TENSOR.to, _TENSOR.type, _TENSOR.type_as, _TENSOR.bfloat16, _TENSOR.half})
 _NOT_TRACED = frozenset({_TENSOR.data.__set__, _TENSOR.grad.__set__})
@@ -31,7 +32,7 @@ class Origin:
 
     Attributes:
         module: Path of the module that ran it.
-        source: ``file:line``.
+        source: ``file:line``; empty where only torch's code led to it.
         autocast_region: Number of the outermost autocast region, if autocast would keep the op's casts.
     """
 
@@ -41,10 +42,11 @@ class Origin:
 
 
 class _Recorder(TorchFunctionMode):
-    """Annotates traced nodes with the module that runs and the innermost line outside torch."""
+    """Annotates traced nodes with the module that runs and the innermost line of the user's."""
 
-    def __init__(self, module_names: dict[torch.nn.Module, str], keeps_casts: bool) -> None:
+    def __init__(self, module_names: dict[torch.nn.Module, str], entry: CodeType, keeps_casts: bool) -> None:
         super().__init__()
+        self._entry = entry
         self._keeps_casts = keeps_casts
         self._names = module_names
         self._running: list[str] = []
@@ -62,7 +64,7 @@ class _Recorder(TorchFunctionMode):
             self._running.pop()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        source = _user_line(sys._getframe(1))
+        source = _user_line(sys._getframe(1), self._entry)
         if func in _NOT_TRACED:
             raise CaptureError(
                 "the forward sets the data of a tensor",
@@ -71,13 +73,27 @@ class _Recorder(TorchFunctionMode):
                 try_="copy_(), or a new tensor in place of the old one",
             )
         region = self._regions_ended if self._keeps_casts and func not in _CASTS else None
-        annotate(Origin(self._running[-1] if self._running else "", source, region))
-        return func(*args, **(kwargs or {}))
+        origin = Origin(self._running[-1] if self._running else "", source, region)
+        annotate(origin)
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception as error:
+            if not hasattr(error, _ORIGIN):
+                setattr(error, _ORIGIN, origin)
+            raise
 
 
-def _user_line(frame: FrameType | None) -> str:
-    """Return ``file:line`` of the innermost frame that is neither torch's nor ours."""
-    while frame is not None:
+def origin_of(error: BaseException) -> Origin | None:
+    """Return the op that raised ``error`` while it was traced; None if Python did."""
+    return getattr(error, _ORIGIN, None)
+
+
+def _user_line(frame: FrameType | None, entry: CodeType) -> str:
+    """Return ``file:line`` of the innermost frame that is neither torch's nor ours, within that of ``entry``; else nothing.
+
+    What called us is not where an op comes from: for a model made of torch's own modules alone it is our command line.
+    """
+    while frame is not None and frame.f_code is not entry:
         file = frame.f_code.co_filename
         if not file.startswith((_TORCH_DIRECTORY, _OWN_DIRECTORY)):
             return f"{short_path(file)}:{frame.f_lineno}"
@@ -97,14 +113,15 @@ def short_path(file: str) -> str:
 
 
 @contextlib.contextmanager
-def recorded_origins(root: torch.nn.Module, *, keeps_casts: bool) -> Iterator[None]:
+def recorded_origins(root: torch.nn.Module, *, entry: CodeType, keeps_casts: bool) -> Iterator[None]:
     """Within this context, nodes traced from ``root`` and its submodules carry their `Origin`.
 
     Args:
         root: What is traced.
+        entry: The code that calls it; lines of its callers are not shown.
         keeps_casts: Whether autocast keeps its casts of weights. Not asked here: tracing turns that off.
     """
-    recorder = _Recorder({module: name for name, module in root.named_modules()}, keeps_casts)
+    recorder = _Recorder({module: name for name, module in root.named_modules()}, entry, keeps_casts)
     enter = nn_module.register_module_forward_pre_hook(recorder.enter_module)
     leave = nn_module.register_module_forward_hook(recorder.leave_module, always_call=True)
     try:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,13 +25,20 @@ from torch._functorch._aot_autograd import descriptors
 from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
 from torch._guards import TracingContext, detect_fake_mode, tracing
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
 from torch.utils._python_dispatch import _disable_current_modes
 
 from actsolve.errors import UsageError
 
 __all__ = [
+    "DATA_DEPENDENT",
     "FakeTensor",
     "FakeTensorMode",
     "InputRole",
@@ -53,6 +61,14 @@ Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], BoxedFunction]
 JointExport = Any  # torch's JointWithDescriptors
 Correct = Callable[[Any, Any, Any, Any], Any]
 _ANNOTATION = "actsolve"
+
+DATA_DEPENDENT = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+    PendingUnbackedSymbolNotFound,
+)
+"""What a trace raises where Python, or the shape of a result, depends on what tensors hold."""
 
 
 def export_joint(
@@ -79,7 +95,19 @@ def export_joint(
             stack.enter_context(_fake_constants())
         for context in (tracing(TracingContext(fake_mode)), preserved_annotations(), _eager_kernels(kernels), _nothing_lost()):
             stack.enter_context(context)
+        stack.enter_context(_no_record_of_errors())
         return aot_export_joint_with_descriptors(stack, module, args, {})
+
+
+@contextlib.contextmanager
+def _no_record_of_errors() -> Iterator[None]:
+    """Keep torch from logging an error with its traceback, which is raised too."""
+    logger = logging.getLogger(FakeTensorMode.__module__)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _fake_constants() -> contextlib.AbstractContextManager[Any]:
