@@ -14,7 +14,7 @@ from actsolve.errors import UsageError
 from actsolve.module import Runtime, optimized_module, runtime_of
 from actsolve.plan_file import PlanFile, load_plan
 from actsolve.planned import Planned
-from actsolve.planning import Listener, Settings, plan_training_step, planned_from_file
+from actsolve.planning import Listener, Settings, plan_training_step, planned_from_file, refuse_wrong_arguments
 from actsolve.training_step import TrainingStep
 
 __all__ = ["Listener", "Settings", "module_of", "optimize", "plan_training_step", "planned_from_file"]
@@ -66,7 +66,8 @@ def optimize(
         recompute: Paths of modules whose saved values must be recomputed; likewise.
         plan: A plan that was saved for this step, or its path: nothing is solved. ``mem_budget`` is then the plan's own if
             left out.
-        on_error: ``"raise"``, or ``"original"``: warn, and let the original module run.
+        on_error: ``"raise"``, or ``"original"``: warn, and let the original module run where planning fails. Arguments that
+            cannot be used raise all the same.
         on_new_inputs: For inputs of another signature: ``"plan"`` once more, run the ``"original"`` with a warning, or
             ``"raise"``.
 
@@ -98,6 +99,11 @@ def optimize(
     if file is not None:
         settings.refuse_pins_of_a_saved_plan()
 
+    # What is wrong with the arguments is told here: from here on `on_error` decides what becomes of an error.
+    step = TrainingStep(model, args, {} if kwargs is None else kwargs, loss_fn)
+    step.verify()
+    refuse_wrong_arguments(step, budget, settings)
+
     def plan_step(step: TrainingStep, tangents: frozenset[str] | None) -> CompiledStep:
         return compile_step(*plan_training_step(step, budget, settings, tangents=tangents))
 
@@ -108,7 +114,7 @@ def optimize(
 
     runtime_there = runtime_of(model)
     model = model if runtime_there is None else runtime_there.original
-    step = TrainingStep(model, tuple(args), dict(kwargs or {}), loss_fn)
+    step = TrainingStep(model, tuple(args), dict(step.kwargs), loss_fn)
     runtime = Runtime(model, loss_fn, plan_step, on_new_inputs, on_error)
     module = optimized_module(runtime)
     runtime.plan_first(step, first)

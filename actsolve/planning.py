@@ -19,7 +19,7 @@ from actsolve.cost.roofline import roofline_costs
 from actsolve.errors import InfeasibleBudget, UsageError
 from actsolve.graph import Kind
 from actsolve.infeasible import baseline_too_large, infeasible_budget, loaded_too_large
-from actsolve.pins import pinned_values
+from actsolve.pins import pinned_values, refuse_unknown_modules
 from actsolve.plan import Plan
 from actsolve.plan_file import PlanFile, load_plan
 from actsolve.planned import Attempt, BaselineResult, Planned
@@ -71,6 +71,14 @@ class Settings:
             raise UsageError(f"grads={self.grads!r} is not known", try_="'none' or 'accumulate'")
         if self.planner not in PLANNERS:
             raise UsageError(f"no planner is called {self.planner!r}", try_="one of " + ", ".join(PLANNERS))
+        if isinstance(self.optimizer, str):
+            optimizer_memory(self.optimizer, ())  # an unknown name is told now
+        elif not isinstance(self.optimizer, torch.optim.Optimizer):
+            raise UsageError(
+                f"cannot use optimizer={self.optimizer!r}",
+                why=f"it is a {type(self.optimizer).__name__}",
+                try_='an instance of torch.optim.Optimizer, or a name such as "adamw" or "none"',
+            )
         for name, paths in (("keep", self.keep), ("recompute", self.recompute)):
             if isinstance(paths, str):
                 raise UsageError(
@@ -94,6 +102,11 @@ class Settings:
     def pinned(self) -> str:
         """What the user has decided, as ``keep``, ``recompute`` or both; empty if nothing."""
         return " and ".join(name for name in ("keep", "recompute") if getattr(self, name))
+
+    @property
+    def pins(self) -> tuple[str, ...]:
+        """The modules that the user has decided about."""
+        return (*self.keep, *self.recompute)
 
     def refuse_pins_of_a_saved_plan(self) -> None:
         """Raise if values are pinned, where a saved plan says what becomes of each."""
@@ -201,9 +214,7 @@ def prepare(
     """
     listener = listener or Listener()
     target = target or type(step.model).__name__
-    parse_budget(mem_budget)  # one that cannot be read is told before the tracing,
-    if settings.hardware != "auto":
-        profile(settings.hardware)  # and so is a wrong name
+    refuse_wrong_arguments(step, mem_budget, settings)  # before the tracing, which takes a while
     listener.stage("tracing")
     start = time.perf_counter()
     captured = capture_as_laid_out(step, name=target, tangents=tangents)
@@ -218,6 +229,19 @@ def prepare(
     reserve, inside = reserve_of(step, settings), loss_inside(step, captured)
     prepared = Prepared(target, captured, problem, static, reserve, capture_s, cost_s, inside)
     return with_budget(prepared, mem_budget, settings, listener=listener)
+
+
+def refuse_wrong_arguments(step: TrainingStep, mem_budget: Budget, settings: Settings) -> None:
+    """Raise for all that can be known to be wrong without a trace.
+
+    Raises:
+        UsageError: an argument cannot be used.
+    """
+    step.verify()
+    parse_budget(mem_budget)
+    if settings.hardware != "auto":
+        profile(settings.hardware)
+    refuse_unknown_modules([name for name, _ in step.model.named_modules(remove_duplicate=False)], settings.pins)
 
 
 def with_budget(prepared: Prepared, mem_budget: Budget, settings: Settings, *, listener: Listener | None = None) -> Prepared:

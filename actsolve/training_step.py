@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from actsolve.errors import UsageError
+
 
 @dataclass
 class TrainingStep:
@@ -28,3 +30,16 @@ class TrainingStep:
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     loss_fn: Callable[[Any], torch.Tensor] | None = None
+
+    def verify(self) -> None:
+        """Raise a UsageError if a field is not of its type: the trace would fail on it far from where it was given."""
+        for name, right, try_ in (
+            ("model", isinstance(self.model, torch.nn.Module), "a torch.nn.Module; a function can be the forward of one"),
+            ("args", isinstance(self.args, Sequence) and not isinstance(self.args, str), "a tuple of inputs: args=(x,)"),
+            ("kwargs", isinstance(self.kwargs, Mapping), 'a dict of inputs: kwargs={"mask": mask}'),
+            ("loss_fn", self.loss_fn is None or callable(self.loss_fn), "a function of the model's output, or None"),
+        ):
+            if not right:
+                given = getattr(self, name)
+                kind = given.__name__ + ", a class" if isinstance(given, type) else type(given).__name__
+                raise UsageError(f"cannot use this {name}", why=f"it is a {kind}", try_=try_)

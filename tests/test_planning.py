@@ -145,6 +145,9 @@ def test_a_loss_that_is_outside() -> None:
         ({"gap": float("inf")}, "cannot use gap=inf"),
         ({"time_limit_s": 0.0}, "cannot use a time limit of 0.0 s"),
         ({"reserve_bytes": -1}, "cannot use reserve_bytes=-1"),
+        ({"optimizer": None}, "(?s)cannot use optimizer=None.*it is a NoneType.*an instance of torch.optim.Optimizer"),
+        ({"optimizer": 3}, "cannot use optimizer=3"),
+        ({"optimizer": "magic"}, "magic"),
         ({"keep": "10"}, r"(?s)cannot use keep='10'.*keep=\['10'\]"),
         ({"planner": "sqrt_l", "keep": ("blocks.0",)}, "cannot honour keep with the planner sqrt_l"),
         ({"planner": "keep_all", "keep": ("a",), "recompute": ("b",)}, "cannot honour keep and recompute with the planner"),
@@ -153,6 +156,38 @@ def test_a_loss_that_is_outside() -> None:
 def test_settings_that_cannot_be_used(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Settings(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": lambda t: t}, "(?s)cannot use this model.*it is a function.*a torch.nn.Module"),
+        ({"model": Net}, "(?s)cannot use this model.*it is a Net, a class"),
+        ({"args": X}, r"(?s)cannot use this args.*it is a Tensor.*args=\(x,\)"),
+        ({"kwargs": 3}, "(?s)cannot use this kwargs.*it is a int.*a dict of inputs"),
+        ({"loss_fn": "mse"}, "(?s)cannot use this loss_fn.*it is a str"),
+        ({"optimizer": None}, "cannot use optimizer=None"),
+        ({"optimizer": "magic"}, "magic"),
+        ({"mem_budget": "abc"}, "'abc'"),
+        ({"mem_budget": 1.5}, "cannot use the memory budget 1.5"),
+        ({"hardware": "abacus"}, "abacus"),
+        ({"planner": "magic"}, "no planner is called 'magic'"),
+        ({"keep": ["block.0"]}, "(?s)no op comes from a module called 'block.0'.*blocks.0"),
+        ({"recompute": ["nowhere"]}, "no op comes from a module called 'nowhere'"),
+        ({"plan": "nowhere.json"}, "nowhere.json"),
+    ],
+)
+@pytest.mark.parametrize("on_error", ["raise", "original"])
+def test_arguments_that_cannot_be_used_are_told_before_the_trace(
+    given: dict[str, Any], message: str, on_error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actsolve.planning.capture_as_laid_out", never_traced)
+    arguments = {"model": Net(), "args": (X,), "mem_budget": 0.8, "hardware": "a100", "on_error": on_error, **given}
+    with pytest.raises(UsageError, match=message):
+        actsolve.optimize(**arguments)
+    if given.keys() <= {"model", "args", "kwargs", "loss_fn"}:
+        with pytest.raises(UsageError, match=message):
+            plan_training_step(TrainingStep(**{"model": Net(), "args": (X,), **given}), 0.8, FAST)
 
 
 def test_a_reserve_leaves_room_for_what_is_needed() -> None:
