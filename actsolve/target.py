@@ -264,9 +264,9 @@ def _user_code(target: str, what: str, hint: str | None = None) -> Iterator[None
     """Turn whatever the user's code raises into one message; Ctrl-C goes through."""
     try:
         yield
-    except ActsolveError:
+    except (ActsolveError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         _fail(target, what, error, hint)
 
 

@@ -21,6 +21,7 @@ from typer.testing import CliRunner, Result
 from actsolve.cli.main import app
 from actsolve.cli.session import Session
 from actsolve.plan_file import load_plan
+from actsolve.planners.lp import available_solvers
 
 ROOT = Path(__file__).parents[1]
 SMALL = ("gpt-mini", "--set", "layers=2", "--set", "batch=8", "--set", "seq=64", "--set", "width=32", "--set", "vocab=64")
@@ -45,6 +46,12 @@ def no_loss():
 
 def raises():
     raise RuntimeError("out of ideas")
+
+def odd():
+    raise BaseException("odd")
+
+def gone():
+    raise GeneratorExit
 """
 
 
@@ -275,6 +282,8 @@ MISUSE: dict[str, tuple[tuple[str, ...], str]] = {
     "target": (("trace", "gtp-mini"), r"there is no target 'gtp-mini'(.|\n)*gpt-mini"),
     "file": (("optimize", "none.py:f", "--mem-budget", "1GB"), r"where  none.py\n  why    there is no such file"),
     "factory": (("optimize", "mine.py:raises", "--mem-budget", "1GB"), r"where  mine.py:16\n  why    RuntimeError: out of ideas"),
+    "base exception": (("trace", "mine.py:odd"), r"where  mine.py:19\n  why    BaseException: odd"),
+    "generator exit": (("trace", "mine.py:gone"), r"where  mine.py:22\n  why    GeneratorExit"),
     "override": (("trace", "mine.py:step", "--set", "batch=big"), r"cannot set batch to 'big'"),
     "hardware": (("optimize", *SMALL, "--mem-budget", "1GB", "--hardware", "a10O"), r"no hardware profile is called 'a10O'"),
     "planner": (("optimize", *SMALL, "--mem-budget", "1GB", "--planner", "magic"), r"no planner is called 'magic'"),
@@ -319,6 +328,42 @@ def test_errors_are_json_too(folder: Path) -> None:
     assert (error["type"], error["where"], error["why"]) == ("UsageError", "mine.py:16", "RuntimeError: out of ideas")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("optimize", "gpt-mini"), "Missing option '--mem-budget'"),
+        (("optimize", "gpt-mini", "--mem-budget", "60%", "--time-limit", "abc"), "Invalid value for '--time-limit'"),
+        (("trace", "gpt-mini", "--nope"), "No such option"),
+        (("trace",), "Missing argument"),
+        (("optimise",), "No such command 'optimise'"),
+        (("--nope",), "No such option"),
+    ],
+)
+def test_wrong_flags_are_json_too(arguments: tuple[str, ...], what: str) -> None:
+    result = called(*arguments, "--json")
+    assert result.exit_code == 2
+    error = only_object(result.stdout)["error"]
+    assert error["type"] == "UsageError" and error["what"].startswith(what) and error["try"].endswith(" --help")
+    assert what in result.stderr
+    text = called(*arguments)
+    assert text.exit_code == 2 and text.stdout == "" and what.split()[0] in text.stderr
+
+
+@pytest.mark.parametrize("flags", [("--solver", "zzz"), ("--optimizer", "zzz")])
+def test_names_that_are_none_are_refused_before_anything_is_built(flags: tuple[str, str]) -> None:
+    for name in ("optimize", "compare"):
+        result = called(name, *SMALL, "--mem-budget", "60%", *flags)
+        assert result.exit_code == 2 and f"no {flags[0].strip('-')} is called 'zzz'" in result.stderr
+        assert "building" not in result.stderr
+
+
+def test_another_solver_is_taken() -> None:
+    if "PULP_CBC_CMD" not in available_solvers():
+        pytest.skip("CBC is not installed")
+    found = done("optimize", *SMALL, "--mem-budget", "80%", *PROFILE, "--solver", "cbc", "--gap", "0.5")
+    assert found["decisions"]["recompute"]["count"] > 0
+
+
 def test_plan_files_that_cannot_be_used(folder: Path) -> None:
     done("optimize", "mine.py:step", "--mem-budget", "100%", *PROFILE, "--out", "plan.json")
     whole = Path("plan.json").read_text()
@@ -329,6 +374,10 @@ def test_plan_files_that_cannot_be_used(folder: Path) -> None:
     Path("old.json").write_text(whole.replace("actsolve-plan-1", "actsolve-plan-0"))
     assert "its format is 'actsolve-plan-0', not 'actsolve-plan-1'" in refused(*run, "old.json")
     assert "no such file or directory" in refused(*run, "none.json")
+    Path("magic.json").write_text(whole.replace('"planner": "milp"', '"planner": "magic"'))
+    assert "its planner, 'magic', is none of milp" in refused(*run, "magic.json")
+    Path("flipped.json").write_text(whole.replace(': "keep"', ': "offload"'))
+    assert "is 'offload', and the steps say otherwise" in refused(*run, "flipped.json")
     other = refused("run", "mine.py:step", "--set", "batch=9", *PROFILE, "--plan", "plan.json")
     assert "the plan was made for another training step" in other and "mine.py:step" in other
     too_small = refused(*run, "plan.json", "--mem-budget", "1KB", code=3)
@@ -418,6 +467,17 @@ def test_nothing_but_the_object_is_on_stdout(tmp_path: Path) -> None:
     assert only_object(shown.stdout)["status"] == "optimal"
     for words in ("from Python", "from a descriptor", "from C", "from a child"):
         assert words in shown.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_under_stdout_is_one_message() -> None:
+    with open("/dev/full", "w") as full:
+        shown = subprocess.run(
+            command("trace", "mlp-mini", "--json"), stdout=full, stderr=PIPE, text=True, cwd=ROOT, timeout=120, check=False
+        )
+    assert shown.returncode == 2
+    message = [line for line in shown.stderr.splitlines() if not line.startswith("actsolve: ")]
+    assert message == ["UsageError: cannot write the result", "  where  stdout", "  why    no space left on device"]
 
 
 def test_ctrl_c_during_a_solve_returns_the_incumbent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

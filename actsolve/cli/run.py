@@ -10,6 +10,8 @@ import typer
 
 from actsolve.cli import flags
 from actsolve.cli.session import session
+from actsolve.errors import FileFormatError
+from actsolve.json_file import shown
 
 
 def run(
@@ -34,12 +36,18 @@ def run(
         from actsolve.api import module_of
         from actsolve.cost.optimizers import new_optimizer
         from actsolve.plan_file import load_plan
+        from actsolve.planners import PLANNERS
         from actsolve.planning import Listener, planned_from_file
         from actsolve.report.run_text import run_text
         from actsolve.runtime.trainer import Trainer, train
         from actsolve.target import load_target
 
         file = load_plan(plan)
+        if file.planner not in PLANNERS:
+            known = ", ".join(PLANNERS)
+            raise FileFormatError(
+                "cannot use the plan file", where=shown(plan), why=f"its planner, {shown(file.planner)!r}, is none of {known}"
+            )
         flags.require_writable(out)
         settings = flags.settings_from(
             optimizer=optimizer, hardware=hardware, grads=grads, static_bytes=static_bytes, reserve=reserve

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
-from actsolve.errors import ActsolveError, InfeasibleBudget
+from actsolve.errors import ActsolveError, InfeasibleBudget, UsageError
 from actsolve.units import format_seconds
 
 _INTERRUPTED = 130  # as shells have it for a process that Ctrl-C ended
@@ -140,13 +140,29 @@ def session(as_json: bool) -> Iterator[Session]:
             current.console.print("actsolve: this is an error of actsolve itself; please report it with the lines above")
         finally:
             current.quiet()
-    current.print_result()
+    try:
+        current.print_result()
+    except BrokenPipeError:
+        raise  # whoever reads has enough; Typer ends it quietly
+    except OSError as error:
+        _drop_stdout()
+        reason = (error.strerror or str(error)).lower()
+        current.console.print(str(UsageError("cannot write the result", where="stdout", why=reason)))
+        code = UsageError.exit_code
     if code:
         _leave(code)
 
 
 def _leave(code: int) -> NoReturn:
     raise typer.Exit(code)
+
+
+def _drop_stdout() -> None:
+    """Let what is still to be written to stdout go nowhere: Python would fail on it again when it ends."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 @contextlib.contextmanager
