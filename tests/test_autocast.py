@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -89,3 +90,21 @@ def test_gradients_are_added_as_in_eager(kind: type[nn.Module]) -> None:
 def test_what_cannot_be_told_apart_is_refused(kind: type[nn.Module]) -> None:
     with pytest.raises(CaptureError, match=r"gradients of layer\.\w+ bitwise"):
         actsolve.optimize(kind(), (torch.randn(16, 16),), mem_budget=1.0, hardware="a100")
+
+
+class Normed(Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        with lowered():
+            return self.norm(self.layer(h)).float().square().mean()
+
+
+def test_a_layer_norm_of_low_precision_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ACTSOLVE_CACHE_DIR", str(tmp_path))
+    actsolve.optimize(Normed(), (torch.randn(8, 16),), mem_budget=1.0)
+    assert "cannot be measured" not in caplog.text

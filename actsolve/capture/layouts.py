@@ -1,8 +1,8 @@
 """How kernels lay out their results where torch's meta functions, which a trace relies on, say otherwise.
 
 Batch norm on a CPU returns contiguous memory for a transposed input, a fold allocates its padding too, an LSTM layer has a
-workspace of unknown size: a trace that believes otherwise plans with wrong sizes, and may hold a ``view`` that fails, or an
-``as_strided`` that reads other elements. Which kernels do so differs between devices and versions. So each kernel of a
+workspace of unknown size, the statistics of a bf16 layer norm with fp32 weights are fp32: a trace that believes otherwise plans
+with wrong sizes, and may hold a ``view`` that fails, or an ``as_strided`` that reads other elements. Which kernels do so differs between devices and versions. So each kernel of a
 trace is run once (`actsolve.cost.layout_check`), and where its result differs this is noted here; the next trace has it right.
 """
 
@@ -17,21 +17,22 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a tensor's elements lie, and how many bytes its storage has."""
+    """Where a tensor's elements lie, how many bytes its storage has, and of which dtype they are; None for the traced one."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
     storage_bytes: int
+    dtype: torch.dtype | None = None
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Layout:
         nbytes = int(tensor.untyped_storage().nbytes())
-        return Layout(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()), nbytes)
+        return Layout(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()), nbytes, tensor.dtype)
 
     def differs(self, other: Layout) -> bool:
         """Whether it matters: strides of dimensions of size 1, and of empty tensors, do not."""
-        if self.shape != other.shape or self.storage_bytes != other.storage_bytes:
+        if self.shape != other.shape or self.storage_bytes != other.storage_bytes or self.dtype not in (None, other.dtype):
             return True
         strides = zip(self.shape, self.stride, other.stride, strict=True)
         return 0 not in self.shape and (self.offset != other.offset or any(a != b for size, a, b in strides if size > 1))
@@ -62,7 +63,7 @@ def _laid_out(tensor: torch.Tensor, layout: Layout | None) -> torch.Tensor:
     if layout is None:
         return tensor
     with tensor.fake_mode:  # type: ignore[attr-defined]
-        made = torch.empty_strided(layout.shape, layout.stride, dtype=tensor.dtype, device=tensor.device)
+        made = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype or tensor.dtype, device=tensor.device)
         made.untyped_storage().resize_(layout.storage_bytes)
         return made.as_strided(layout.shape, layout.stride, layout.offset) if layout.offset else made
 
