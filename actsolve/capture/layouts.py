@@ -1,9 +1,10 @@
 """How kernels lay out their results where torch's meta functions, which a trace relies on, say otherwise.
 
 Batch norm on a CPU returns contiguous memory for a transposed input, a fold allocates its padding too, an LSTM layer has a
-workspace of unknown size, the statistics of a bf16 layer norm with fp32 weights are fp32: a trace that believes otherwise plans
-with wrong sizes, and may hold a ``view`` that fails, or an ``as_strided`` that reads other elements. Which kernels do so differs between devices and versions. So each kernel of a
-trace is run once (`actsolve.cost.layout_check`), and where its result differs this is noted here; the next trace has it right.
+workspace of unknown size, the statistics of a bf16 layer norm with fp32 weights are fp32. A trace that believes otherwise plans
+with wrong sizes, and may hold a ``view`` that fails, or an ``as_strided`` that reads other elements. Which kernels do so differs
+between devices and versions. So each kernel of a trace is run once (`actsolve.cost.layout_check`), and where its result differs
+this is noted here; the next trace has it right.
 """
 
 from __future__ import annotations
