@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -73,6 +73,7 @@ def optimize(
 
     Raises:
         UsageError: an argument cannot be used, the model cannot be traced, or the plan is of another step.
+        SolverError: there is no such solver here, or it fails.
         InfeasibleBudget: no plan fits, or none was found; its message names the smallest budget that does.
     """
     _one_of("on_error", on_error, ("raise", "original"))
@@ -93,8 +94,8 @@ def optimize(
         grads=grads,
         static_bytes=static_bytes,
         reserve_bytes=reserve_bytes,
-        keep=keep if isinstance(keep, str) else tuple(keep),  # type: ignore[arg-type]  # a str is refused there
-        recompute=recompute if isinstance(recompute, str) else tuple(recompute),  # type: ignore[arg-type]
+        keep=_as_tuple(keep),
+        recompute=_as_tuple(recompute),
     )
     if file is not None:
         settings.refuse_pins_of_a_saved_plan()
@@ -131,6 +132,11 @@ def module_of(step: TrainingStep, captured: Captured, planned: Planned) -> torch
     module = optimized_module(runtime)
     runtime.plan_first(step, lambda: compile_step(captured, planned))
     return module
+
+
+def _as_tuple(paths: Any) -> Any:
+    """Return ``paths`` as a tuple if it is a list or the like; what is not, a str among it, is refused by `Settings`."""
+    return tuple(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else paths
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 
 import torch
 
@@ -23,7 +24,7 @@ from actsolve.pins import pinned_values, refuse_unknown_modules
 from actsolve.plan import Plan
 from actsolve.plan_file import PlanFile, load_plan
 from actsolve.planned import Attempt, BaselineResult, Planned
-from actsolve.planners import BASELINES, PLANNERS, PlannerOptions, Progress, plan, smallest_budget
+from actsolve.planners import BASELINES, PLANNERS, PlannerOptions, Progress, plan, require_solver, smallest_budget
 from actsolve.problem import Costs, Problem
 from actsolve.schedule import build_schedule
 from actsolve.simulate import Timeline, simulate
@@ -67,23 +68,13 @@ class Settings:
     recompute: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        self._refuse_wrong_types()
         if self.grads not in ("none", "accumulate"):
             raise UsageError(f"grads={self.grads!r} is not known", try_="'none' or 'accumulate'")
         if self.planner not in PLANNERS:
             raise UsageError(f"no planner is called {self.planner!r}", try_="one of " + ", ".join(PLANNERS))
         if isinstance(self.optimizer, str):
             optimizer_memory(self.optimizer, ())  # an unknown name is told now
-        elif not isinstance(self.optimizer, torch.optim.Optimizer):
-            raise UsageError(
-                f"cannot use optimizer={self.optimizer!r}",
-                why=f"it is a {type(self.optimizer).__name__}",
-                try_='an instance of torch.optim.Optimizer, or a name such as "adamw" or "none"',
-            )
-        for name, paths in (("keep", self.keep), ("recompute", self.recompute)):
-            if isinstance(paths, str):
-                raise UsageError(
-                    f"cannot use {name}={paths!r}", why="it is one string, not a list of module paths", try_=f"{name}=[{paths!r}]"
-                )
         if self.pinned and self.planner in BASELINES:
             raise UsageError(
                 f"cannot honour {self.pinned} with the planner {self.planner}",
@@ -97,6 +88,25 @@ class Settings:
         for name, size in (("static_bytes", self.static_bytes), ("reserve_bytes", self.reserve_bytes)):
             if size is not None and size < 0:
                 raise UsageError(f"cannot use {name}={size}", why="it is negative")
+
+    def _refuse_wrong_types(self) -> None:
+        kinds: dict[str, tuple[tuple[type, ...], str]] = {
+            "optimizer": (
+                (str, torch.optim.Optimizer),
+                'an instance of torch.optim.Optimizer, or a name such as "adamw" or "none"',
+            ),
+            **dict.fromkeys(("hardware", "planner", "solver", "grads"), ((str,), "its name, a string")),
+            **dict.fromkeys(("gap", "time_limit_s"), ((Real,), "a number")),
+            **dict.fromkeys(("static_bytes", "reserve_bytes"), ((Integral, type(None)), "bytes, as an int, or None")),
+        }
+        for name, (types, try_) in kinds.items():
+            given = getattr(self, name)
+            if not isinstance(given, types) or isinstance(given, bool):
+                raise UsageError(f"cannot use {name}={given!r}", why=f"its type is {type(given).__name__}", try_=try_)
+        for name, paths in (("keep", self.keep), ("recompute", self.recompute)):
+            if not isinstance(paths, tuple) or not all(isinstance(path, str) for path in paths):
+                try_ = f"{name}=[{paths!r}]" if isinstance(paths, str) else f'{name}=["blocks.0"]'
+                raise UsageError(f"cannot use {name}={paths!r}", why="it is no list of module paths", try_=try_)
 
     @property
     def pinned(self) -> str:
@@ -236,11 +246,13 @@ def refuse_wrong_arguments(step: TrainingStep, mem_budget: Budget, settings: Set
 
     Raises:
         UsageError: an argument cannot be used.
+        SolverError: there is no such solver here.
     """
     step.verify()
     parse_budget(mem_budget)
     if settings.hardware != "auto":
         profile(settings.hardware)
+    require_solver(settings.solver)
     refuse_unknown_modules([name for name, _ in step.model.named_modules(remove_duplicate=False)], settings.pins)
 
 

@@ -41,5 +41,5 @@ class TrainingStep:
         ):
             if not right:
                 given = getattr(self, name)
-                kind = given.__name__ + ", a class" if isinstance(given, type) else type(given).__name__
-                raise UsageError(f"cannot use this {name}", why=f"it is a {kind}", try_=try_)
+                kind = f"that of a class, {given.__name__}" if isinstance(given, type) else type(given).__name__
+                raise UsageError(f"cannot use this {name}", why=f"its type is {kind}", try_=try_)

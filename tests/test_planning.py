@@ -12,7 +12,7 @@ from torch import nn
 
 import actsolve
 from actsolve.api import module_of
-from actsolve.errors import FileFormatError, InfeasibleBudget, UsageError
+from actsolve.errors import FileFormatError, InfeasibleBudget, SolverError, UsageError
 from actsolve.planned import Attempt, Planned
 from actsolve.planners import PLANNERS
 from actsolve.planning import Listener, Settings, attempts, plan_training_step, planned_from_file, prepare
@@ -145,7 +145,12 @@ def test_a_loss_that_is_outside() -> None:
         ({"gap": float("inf")}, "cannot use gap=inf"),
         ({"time_limit_s": 0.0}, "cannot use a time limit of 0.0 s"),
         ({"reserve_bytes": -1}, "cannot use reserve_bytes=-1"),
-        ({"optimizer": None}, "(?s)cannot use optimizer=None.*it is a NoneType.*an instance of torch.optim.Optimizer"),
+        ({"optimizer": None}, "(?s)cannot use optimizer=None.*its type is NoneType.*an instance of torch.optim.Optimizer"),
+        ({"static_bytes": "1GiB"}, "(?s)cannot use static_bytes='1GiB'.*bytes, as an int"),
+        ({"time_limit_s": None}, "(?s)cannot use time_limit_s=None.*a number"),
+        ({"planner": ["milp"]}, "cannot use planner="),
+        ({"keep": 3}, "cannot use keep=3"),
+        ({"recompute": (3,)}, "cannot use recompute="),
         ({"optimizer": 3}, "cannot use optimizer=3"),
         ({"optimizer": "magic"}, "magic"),
         ({"keep": "10"}, r"(?s)cannot use keep='10'.*keep=\['10'\]"),
@@ -161,17 +166,18 @@ def test_settings_that_cannot_be_used(given: dict[str, Any], message: str) -> No
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"model": lambda t: t}, "(?s)cannot use this model.*it is a function.*a torch.nn.Module"),
-        ({"model": Net}, "(?s)cannot use this model.*it is a Net, a class"),
-        ({"args": X}, r"(?s)cannot use this args.*it is a Tensor.*args=\(x,\)"),
-        ({"kwargs": 3}, "(?s)cannot use this kwargs.*it is a int.*a dict of inputs"),
-        ({"loss_fn": "mse"}, "(?s)cannot use this loss_fn.*it is a str"),
+        ({"model": lambda t: t}, "(?s)cannot use this model.*its type is function.*a torch.nn.Module"),
+        ({"model": Net}, "(?s)cannot use this model.*its type is that of a class, Net"),
+        ({"args": X}, r"(?s)cannot use this args.*its type is Tensor.*args=\(x,\)"),
+        ({"kwargs": 3}, "(?s)cannot use this kwargs.*its type is int.*a dict of inputs"),
+        ({"loss_fn": "mse"}, "(?s)cannot use this loss_fn.*its type is str"),
         ({"optimizer": None}, "cannot use optimizer=None"),
         ({"optimizer": "magic"}, "magic"),
         ({"mem_budget": "abc"}, "'abc'"),
         ({"mem_budget": 1.5}, "cannot use the memory budget 1.5"),
         ({"hardware": "abacus"}, "abacus"),
         ({"planner": "magic"}, "no planner is called 'magic'"),
+        ({"solver": "abacus"}, "no solver is called 'abacus'"),
         ({"keep": ["block.0"]}, "(?s)no op comes from a module called 'block.0'.*blocks.0"),
         ({"recompute": ["nowhere"]}, "no op comes from a module called 'nowhere'"),
         ({"plan": "nowhere.json"}, "nowhere.json"),
@@ -183,7 +189,7 @@ def test_arguments_that_cannot_be_used_are_told_before_the_trace(
 ) -> None:
     monkeypatch.setattr("actsolve.planning.capture_as_laid_out", never_traced)
     arguments = {"model": Net(), "args": (X,), "mem_budget": 0.8, "hardware": "a100", "on_error": on_error, **given}
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises((UsageError, SolverError), match=message):
         actsolve.optimize(**arguments)
     if given.keys() <= {"model", "args", "kwargs", "loss_fn"}:
         with pytest.raises(UsageError, match=message):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from actsolve.errors import UsageError
 from actsolve.plan import Plan
 from actsolve.planners.keep_all import keep_all
+from actsolve.planners.lp import Limits, LinearModel, solve
 from actsolve.planners.milp import milp
 from actsolve.planners.options import PlannerOptions, Progress
 from actsolve.planners.per_layer import per_layer
@@ -16,7 +17,7 @@ from actsolve.planners.smallest import smallest_budget
 from actsolve.planners.sqrt_l import sqrt_l
 from actsolve.problem import Problem
 
-__all__ = ["BASELINES", "PLANNERS", "PlannerOptions", "Progress", "plan", "smallest_budget"]
+__all__ = ["BASELINES", "PLANNERS", "PlannerOptions", "Progress", "plan", "require_solver", "smallest_budget"]
 
 PLANNERS: dict[str, Callable[[Problem, PlannerOptions], Plan]] = {
     "milp": milp,
@@ -40,3 +41,15 @@ def plan(problem: Problem, name: str = "milp", options: PlannerOptions | None = 
     start = time.perf_counter()
     found = PLANNERS[name](problem, options or PlannerOptions())
     return replace(found, solve_s=time.perf_counter() - start)
+
+
+def require_solver(name: str) -> None:
+    """Raise unless the solver called ``name`` works here: one that comes with us does, others are tried on a program of one row.
+
+    Raises:
+        SolverError: it is missing or fails.
+    """
+    if name.lower() != "highs":
+        smallest = LinearModel()
+        smallest.row(0.5, 1.0, [smallest.column(1.0, integer=True)], [1.0])
+        solve(smallest, name, Limits(time_limit_s=10.0))
