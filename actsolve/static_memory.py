@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from actsolve.errors import UsageError
 from actsolve.graph import Graph, Kind
-from actsolve.units import parse_bytes
+from actsolve.units import MAX_BYTES, cut, parse_bytes
 
 
 @dataclass(frozen=True)
@@ -129,28 +129,44 @@ class Budget:
 
 
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*%\s*")
+_FRACTION = re.compile(r"\s*([0-9]*\.[0-9]*)\s*")
 
 
 def parse_budget(budget: str | int | float) -> Budget:
     """Return the budget that ``budget`` names: ``8GiB``, ``8GB``, ``7500MB``, plain bytes, ``60%``, 0.6 or ``min``.
+
+    As text a share is written with ``%``: 0.6 there could also be meant as bytes.
 
     Raises:
         UsageError: it is none of these, not positive, or a share above 100%.
     """
     examples = "8GiB, 7500MB, plain bytes, 60%, or min"
     if isinstance(budget, bool) or not isinstance(budget, (str, int, float)):
-        raise UsageError(f"cannot read the memory budget {budget!r}", why=f"it is a {type(budget).__name__}", try_=examples)
+        raise UsageError(
+            f"cannot read the memory budget {cut(repr(budget))}", why=f"it is a {type(budget).__name__}", try_=examples
+        )
     if isinstance(budget, float):
         return _share(budget, f"{budget!r}")
     if isinstance(budget, int):
+        if abs(budget) > MAX_BYTES:
+            raise UsageError("cannot use the memory budget", why="it is more than 2**62 bytes", try_=examples)
         return _bytes(budget, f"{budget!r}")
     if budget.strip().lower() == "min":
         return Budget()
+    shown = repr(cut(budget))
     if percent := _PERCENT.fullmatch(budget):
-        return _share(float(percent.group(1)) / 100, repr(budget))
+        return _share(float(percent.group(1)) / 100, shown)
     if budget.strip().startswith("-"):
-        raise UsageError(f"cannot use the memory budget {budget!r}", why="it is negative", try_=examples)
-    return _bytes(parse_bytes(budget, what="memory budget"), repr(budget))
+        raise UsageError(f"cannot use the memory budget {shown}", why="it is negative", try_=examples)
+    size_bytes = parse_bytes(budget, what="memory budget", also="60% or min")
+    if _FRACTION.fullmatch(budget):
+        share = float(budget)
+        raise UsageError(
+            f"cannot read the memory budget {shown}",
+            why="it has a decimal point and no unit: a share is written with %",
+            try_=f"{share * 100:g}%" if 0 < share <= 1 else examples,
+        )
+    return _bytes(size_bytes, shown)
 
 
 def _share(share: float, shown: str) -> Budget:

@@ -12,36 +12,43 @@ for _power, _letter in enumerate("kmgt", start=1):
     _SUFFIX[_letter + "b"] = 1000**_power
     _SUFFIX[_letter + "ib"] = 1024**_power
 
-_NUMBER = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)(\s*)([a-zA-Z]*)\s*")
-_MAX_BYTES = 2**62
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(\s*)([a-zA-Z]*)\s*")
+_MAX_TEXT = 40
+MAX_BYTES = 2**62
 
 
-def parse_bytes(text: str, *, what: str = "size") -> int:
+def parse_bytes(text: str, *, what: str = "size", also: str = "") -> int:
     """Return the bytes that ``text`` names: ``8GiB``, ``8GB``, ``7500MB`` or plain bytes.
 
     Args:
         text: A non-negative decimal number and an optional unit. ``KB`` is 1,000 bytes and ``KiB``
             1,024; the case of the unit does not matter.
         what: What is being read, for the message.
+        also: What else may stand here, for the message.
 
     Raises:
         UsageError: not a number, an unknown unit, a space between the two, or more than 2**62 bytes.
     """
     match = _NUMBER.fullmatch(text)
+    unread, others = f"cannot read {what} {cut(text)!r}", f"; or {also}" if also else ""
     if match is None:
-        raise UsageError(f"cannot read {what} {text!r}", why="it is not a number with a unit", try_="8GiB, 7500MB or plain bytes")
+        raise UsageError(unread, why="it is not a number with a unit", try_=f"8GiB, 7500MB or plain bytes{others}")
     number, space, unit = match.groups()
     factor = _SUFFIX.get(unit.lower())
     if factor is None:
-        raise UsageError(
-            f"cannot read {what} {text!r}", why=f"{unit!r} is not a unit of bytes", try_="KB, MB, GB, TB, KiB, MiB, GiB or TiB"
-        )
+        why = f"{cut(unit)!r} is not a unit of bytes"
+        raise UsageError(unread, why=why, try_=f"KB, MB, GB, TB, KiB, MiB, GiB or TiB{others}")
     if space and unit:  # a shell would split it: what was meant to be one argument may be two
-        raise UsageError(f"cannot read {what} {text!r}", why="a space stands before the unit", try_=f"{number}{unit}")
+        raise UsageError(unread, why="a space stands before the unit", try_=cut(f"{number}{unit}"))
     size = round(Decimal(number) * factor)
-    if size > _MAX_BYTES:
-        raise UsageError(f"cannot read {what} {text!r}", why="it is more than 2**62 bytes", try_="a smaller number")
+    if size > MAX_BYTES:
+        raise UsageError(unread, why="it is more than 2**62 bytes", try_="a smaller number")
     return size
+
+
+def cut(text: str) -> str:
+    """Return ``text``, shortened to what a message has room for."""
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."
 
 
 def format_bytes(size_bytes: int) -> str:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actsolve.errors import UsageError
+from actsolve.static_memory import parse_budget
 from actsolve.units import format_bytes, format_seconds, parse_bytes
 
 
@@ -46,6 +47,9 @@ def test_sizes_that_are_read(text: str, size: int) -> None:
         "+1",
         "1e9",
         "1 000",
+        "\uff19GB",
+        "\u0663",
+        "1\u0660GB",
         "1,5GB",
         "0x10",
         "nan",
@@ -123,3 +127,19 @@ def test_sizes_as_shown(size: int, text: str) -> None:
 )
 def test_seconds_as_shown(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+def test_a_budget_of_thousands_of_digits_is_cut() -> None:
+    for budget in (10**5000, -(10**5000), "9" * 5000, "9" * 5000 + "%", "-" + "9" * 5000, "0." + "9" * 5000):
+        with pytest.raises(UsageError) as raised:
+            parse_budget(budget)
+        assert len(str(raised.value)) < 400
+
+
+def test_a_share_as_text_has_its_sign() -> None:
+    assert parse_budget(0.6) == parse_budget("60%") == parse_budget(" 60 % ")
+    for text, try_ in (("0.6", "60%"), (".125", "12.5%"), ("1.", "100%"), ("1.5", "60%")):
+        with pytest.raises(UsageError, match="a share is written with %") as raised:
+            parse_budget(text)
+        assert raised.value.try_ is not None and try_ in raised.value.try_
+    assert parse_budget("1.5GiB").size_bytes == 3 * 2**29

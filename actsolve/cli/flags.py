@@ -112,11 +112,10 @@ def settings_from(
     Raises:
         UsageError: one of them cannot be used.
     """
-    from actsolve.cost.optimizers import optimizer_memory
+    from actsolve.planners import require_solver
     from actsolve.planning import Settings
 
-    optimizer_memory(optimizer, ())
-    _require_solver(solver)
+    require_solver(solver)
     return Settings(
         optimizer=optimizer,
         hardware=hardware,
@@ -130,17 +129,6 @@ def settings_from(
         keep=tuple(keep or ()),
         recompute=tuple(recompute or ()),
     )
-
-
-def _require_solver(name: str) -> None:
-    """Raise SolverError unless such a solver works here: better before the model is built and traced than after."""
-    if name.lower() == "highs":
-        return
-    from actsolve.planners.lp import Limits, LinearModel, solve
-
-    smallest = LinearModel()
-    smallest.row(0.5, 1.0, [smallest.column(1.0, integer=True)], [1.0])
-    solve(smallest, name, Limits(time_limit_s=10.0))
 
 
 def is_fake(fake: bool | None, *, runs: bool, hardware: str | None) -> bool:
