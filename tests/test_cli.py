@@ -489,6 +489,13 @@ def test_a_full_disk_under_stdout_is_one_message() -> None:
     assert message == ["UsageError: cannot write the result", "  where  stdout", "  why    no space left on device"]
 
 
+def test_a_closed_stdout_is_one_message() -> None:
+    shell = ["sh", "-c", 'exec "$@" >&-', "sh", *command("trace", "mlp-mini", "--json")]
+    shown = subprocess.run(shell, stderr=PIPE, text=True, cwd=ROOT, timeout=120, check=False)
+    assert shown.returncode == 2 and "Traceback" not in shown.stderr, shown.stderr
+    assert "UsageError: cannot write the result\n  where  stdout\n  why    bad file descriptor" in shown.stderr
+
+
 def test_ctrl_c_during_a_solve_returns_the_incumbent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pressed: list[float] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import logging
 import os
@@ -90,7 +91,13 @@ class Session:
         self._text.append(text)
 
     def print_result(self) -> None:
-        """Print what was kept."""
+        """Print what was kept.
+
+        Raises:
+            OSError: stdout is full or closed.
+        """
+        if getattr(sys, "stdout", None) is None:  # so it is where the shell closed it
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         if self.as_json and self._content is not None:
             print(json.dumps(self._content, allow_nan=False))
         elif not self.as_json:
