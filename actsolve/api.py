@@ -14,7 +14,8 @@ from actsolve.errors import UsageError
 from actsolve.module import Runtime, optimized_module, runtime_of
 from actsolve.plan_file import PlanFile, load_plan
 from actsolve.planned import Planned
-from actsolve.planning import Listener, Settings, plan_training_step, planned_from_file, refuse_wrong_arguments
+from actsolve.planning import Listener, plan_training_step, planned_from_file, refuse_wrong_arguments
+from actsolve.settings import Settings
 from actsolve.training_step import TrainingStep
 
 __all__ = ["Listener", "Settings", "module_of", "optimize", "plan_training_step", "planned_from_file"]

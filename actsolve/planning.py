@@ -6,9 +6,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from numbers import Integral, Real
-
-import torch
 
 from actsolve.capture.captured import Captured
 from actsolve.check import check
@@ -17,16 +14,17 @@ from actsolve.cost.layout_check import capture_as_laid_out
 from actsolve.cost.measure import measure_costs
 from actsolve.cost.optimizers import optimizer_memory
 from actsolve.cost.roofline import roofline_costs
-from actsolve.errors import InfeasibleBudget, UsageError
+from actsolve.errors import InfeasibleBudget
 from actsolve.graph import Kind
 from actsolve.infeasible import baseline_too_large, infeasible_budget, loaded_too_large
 from actsolve.pins import pinned_values, refuse_unknown_modules
 from actsolve.plan import Plan
 from actsolve.plan_file import PlanFile, load_plan
 from actsolve.planned import Attempt, BaselineResult, Planned
-from actsolve.planners import BASELINES, PLANNERS, PlannerOptions, Progress, plan, require_solver, smallest_budget
+from actsolve.planners import BASELINES, PLANNERS, Progress, plan, require_solver, smallest_budget
 from actsolve.problem import Costs, Problem
 from actsolve.schedule import build_schedule
+from actsolve.settings import Settings
 from actsolve.simulate import Timeline, simulate
 from actsolve.static_memory import Reserve, StaticMemory, parse_budget, static_memory
 from actsolve.training_step import TrainingStep
@@ -35,100 +33,6 @@ Budget = str | int | float
 
 _UNLIMITED = 1 << 62
 _CUDA_RESERVE = 0.05  # of the budget, for what the caching allocator cannot use
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to plan. What `optimize` takes, with its defaults.
-
-    Attributes:
-        optimizer: A name (``adamw``, ``sgd``, ``none``, ...) or an instance, for its state and its step's temporaries.
-        hardware: ``auto`` measures each op here; a profile's name models them.
-        planner: A name in `actsolve.planners.PLANNERS`.
-        solver: ``highs``, or a solver that PuLP knows.
-        gap: Proven relative distance from the optimum at which to stop.
-        time_limit_s: When to stop all the same.
-        grads: ``none`` if ``.grad`` is None when a step begins (``set_to_none``), ``accumulate`` if it is there already.
-        static_bytes: Stands for parameters, buffers, inputs, optimizer state and reserve if given.
-        reserve_bytes: Left free for the allocator; None is 0 on a CPU and 5% of the budget for a GPU.
-        keep: Module paths whose values must be kept.
-        recompute: Module paths whose values must not be kept.
-    """
-
-    optimizer: str | torch.optim.Optimizer = "adamw"
-    hardware: str = "auto"
-    planner: str = "milp"
-    solver: str = "highs"
-    gap: float = 0.01
-    time_limit_s: float = 60.0
-    grads: str = "none"
-    static_bytes: int | None = None
-    reserve_bytes: int | None = None
-    keep: tuple[str, ...] = ()
-    recompute: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        self._refuse_wrong_types()
-        if self.grads not in ("none", "accumulate"):
-            raise UsageError(f"grads={self.grads!r} is not known", try_="'none' or 'accumulate'")
-        if self.planner not in PLANNERS:
-            raise UsageError(f"no planner is called {self.planner!r}", try_="one of " + ", ".join(PLANNERS))
-        if isinstance(self.optimizer, str):
-            optimizer_memory(self.optimizer, ())  # an unknown name is told now
-        if self.pinned and self.planner in BASELINES:
-            raise UsageError(
-                f"cannot honour {self.pinned} with the planner {self.planner}",
-                why="a baseline decides by its own rule, whatever is pinned",
-                try_="the planner milp, or no pins",
-            )
-        if not 0 <= self.gap < float("inf"):
-            raise UsageError(f"cannot use gap={self.gap!r}", why="it is a share of the extra time", try_="0.01")
-        if not 0 < self.time_limit_s < float("inf"):
-            raise UsageError(f"cannot use a time limit of {self.time_limit_s!r} s", why="it is not positive", try_="60")
-        for name, size in (("static_bytes", self.static_bytes), ("reserve_bytes", self.reserve_bytes)):
-            if size is not None and size < 0:
-                raise UsageError(f"cannot use {name}={size}", why="it is negative")
-
-    def _refuse_wrong_types(self) -> None:
-        kinds: dict[str, tuple[tuple[type, ...], str]] = {
-            "optimizer": (
-                (str, torch.optim.Optimizer),
-                'an instance of torch.optim.Optimizer, or a name such as "adamw" or "none"',
-            ),
-            **dict.fromkeys(("hardware", "planner", "solver", "grads"), ((str,), "its name, a string")),
-            **dict.fromkeys(("gap", "time_limit_s"), ((Real,), "a number")),
-            **dict.fromkeys(("static_bytes", "reserve_bytes"), ((Integral, type(None)), "bytes, as an int, or None")),
-        }
-        for name, (types, try_) in kinds.items():
-            given = getattr(self, name)
-            if not isinstance(given, types) or isinstance(given, bool):
-                raise UsageError(f"cannot use {name}={given!r}", why=f"its type is {type(given).__name__}", try_=try_)
-        for name, paths in (("keep", self.keep), ("recompute", self.recompute)):
-            if not isinstance(paths, tuple) or not all(isinstance(path, str) for path in paths):
-                try_ = f"{name}=[{paths!r}]" if isinstance(paths, str) else f'{name}=["blocks.0"]'
-                raise UsageError(f"cannot use {name}={paths!r}", why="it is no list of module paths", try_=try_)
-
-    @property
-    def pinned(self) -> str:
-        """What the user has decided, as ``keep``, ``recompute`` or both; empty if nothing."""
-        return " and ".join(name for name in ("keep", "recompute") if getattr(self, name))
-
-    @property
-    def pins(self) -> tuple[str, ...]:
-        """The modules that the user has decided about."""
-        return (*self.keep, *self.recompute)
-
-    def refuse_pins_of_a_saved_plan(self) -> None:
-        """Raise if values are pinned, where a saved plan says what becomes of each."""
-        if self.pinned:
-            raise UsageError(
-                f"cannot honour {self.pinned} with a saved plan",
-                why="the plan has its decisions, and nothing is solved",
-                try_="leave out the pins, or the plan, to solve with them",
-            )
-
-    def planner_options(self, progress: Progress | None = None) -> PlannerOptions:
-        return PlannerOptions(gap=self.gap, time_limit_s=self.time_limit_s, solver=self.solver, progress=progress)
 
 
 @dataclass(frozen=True)

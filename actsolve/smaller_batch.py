@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from actsolve.errors import ActsolveError, InfeasibleBudget
 from actsolve.planners import smallest_budget
-from actsolve.planning import Listener, Settings, prepare
+from actsolve.planning import Listener, prepare
+from actsolve.settings import Settings
 from actsolve.target import Target
 
 _NAME = "batch"

@@ -45,6 +45,7 @@ TREE = (
     "compiled",
     "signature",
     "module",
+    "settings",
     "planning",
     "api",
     "target",
@@ -54,7 +55,7 @@ TREE = (
 )
 
 # At the top of the file.
-PIPELINE = {"lower", "compiled", "signature", "module", "planning", "api", "target", "smaller_batch"}
+PIPELINE = {"lower", "compiled", "signature", "module", "settings", "planning", "api", "target", "smaller_batch"}
 TORCH = {"training_step", "capture/*", "runtime/*", "cost/*"} | PIPELINE
 TORCH_LATER = {"cli/*", "__main__"}  # only inside functions, so that `actsolve --help` is quick
 SOLVERS = {"planners/*"}

@@ -17,10 +17,11 @@ from torch import nn
 import models_zoo
 from actsolve.api import module_of
 from actsolve.cost.optimizers import new_optimizer
-from actsolve.planning import Settings, plan_training_step
+from actsolve.planning import plan_training_step
 from actsolve.runtime.exactness import largest_difference
 from actsolve.runtime.measure_step import measured_peak
 from actsolve.runtime.trainer import Trainer
+from actsolve.settings import Settings
 from actsolve.training_step import TrainingStep
 
 

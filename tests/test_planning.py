@@ -15,7 +15,8 @@ from actsolve.api import module_of
 from actsolve.errors import FileFormatError, InfeasibleBudget, SolverError, UsageError
 from actsolve.planned import Attempt, Planned
 from actsolve.planners import PLANNERS
-from actsolve.planning import Listener, Settings, attempts, plan_training_step, planned_from_file, prepare
+from actsolve.planning import Listener, attempts, plan_training_step, planned_from_file, prepare
+from actsolve.settings import Settings
 from actsolve.static_memory import Reserve
 from actsolve.training_step import TrainingStep
 

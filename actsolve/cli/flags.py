@@ -12,7 +12,7 @@ from actsolve.json_file import write_json
 from actsolve.units import parse_bytes
 
 if TYPE_CHECKING:
-    from actsolve.planning import Settings
+    from actsolve.settings import Settings
 
 _WHAT, _HOW, _OUT = "What to train", "How to plan", "Output"
 
@@ -113,7 +113,7 @@ def settings_from(
         UsageError: one of them cannot be used.
     """
     from actsolve.planners import require_solver
-    from actsolve.planning import Settings
+    from actsolve.settings import Settings
 
     require_solver(solver)
     return Settings(

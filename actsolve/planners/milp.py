@@ -205,6 +205,7 @@ def _solve_windows(
     That happens where q is fractional: an output that dies at once, or workspace, then counts in part at several
     moments. So these q become binary. What is left after that is rounding, and a little less room cures it.
     """
+    is_highs = options.solver.lower() == "highs"  # no other asks whether to go on
     stepwise: set[int] = set()
     tightened_bytes = 0
     bound_s: float | None = None
@@ -222,7 +223,7 @@ def _solve_windows(
         limits = Limits(
             relative_gap=options.gap,
             absolute_gap=_SMALL_STEP * enough,
-            time_limit_s=max(0.1, deadline - time.perf_counter()),
+            time_limit_s=max(0.1, (deadline if is_highs else min(deadline, patience.hope)) - time.perf_counter()),
             threads=options.threads,
             ends=partial(patience.ends, enough, seed_s * time_scale),
         )

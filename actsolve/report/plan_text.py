@@ -33,7 +33,7 @@ def plan_text(planned: Planned, measured: Mapping[str, Any] | None = None) -> st
         ["plan", *_proof(planned)],
         ["decisions", *_decisions(planned)],
         _places(planned, "recomputed most, by module", lambda op: _without_numbers(op.module) or "(the step itself)"),
-        _places(planned, "recomputed most, by source line", lambda op: op.source or "(unknown)"),
+        _places(planned, "recomputed most, by source line", lambda op: op.source or op.module or "(unknown)"),
         ["side by side, simulated", *side_by_side({"this plan": planned, **planned.baselines}, planned)],
         ["measured here", *_measured(planned, measured)] if measured is not None else [],
         ["notes", *(f"  {note}" for note in _notes(planned))] if _notes(planned) else [],

@@ -28,9 +28,10 @@ from torch.utils.checkpoint import checkpoint
 
 from actsolve.api import module_of
 from actsolve.errors import InfeasibleBudget
-from actsolve.planning import Prepared, Settings, planned_by, with_budget
+from actsolve.planning import Prepared, planned_by, with_budget
 from actsolve.runtime.measure_step import interleaved_times, median_ratio_ci
 from actsolve.runtime.trainer import Trainer
+from actsolve.settings import Settings
 from actsolve.training_step import TrainingStep
 from actsolve.units import format_bytes, format_seconds
 

@@ -27,9 +27,10 @@ from rich.table import Table
 
 import models_zoo
 from actsolve.cost.optimizers import new_optimizer
-from actsolve.planning import Prepared, Settings, prepare
+from actsolve.planning import Prepared, prepare
 from actsolve.runtime.measure_step import measured_peak
 from actsolve.runtime.trainer import Trainer
+from actsolve.settings import Settings
 from actsolve.training_step import TrainingStep
 
 Row = dict[str, Any]

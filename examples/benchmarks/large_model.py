@@ -21,7 +21,8 @@ from torch._subclasses import FakeTensorMode
 import models_zoo
 from actsolve.errors import InfeasibleBudget
 from actsolve.planned import Planned
-from actsolve.planning import Settings, planned_by, prepare, with_budget
+from actsolve.planning import planned_by, prepare, with_budget
+from actsolve.settings import Settings
 from actsolve.units import format_bytes
 
 MAX_TOTAL_S = 90.0
