@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1] / "actsolve"
 TREE = (
     "errors",
     "units",
+    "links",
     "json_file",
     "graph",
     "problem",
