@@ -8,10 +8,14 @@ schedules or the simulator:
   graph says that a second run gives the same bits;
 - every read finds a copy: the inputs of each run, and what a replay reads besides;
 - only a live copy is freed, never a given value, nor one that the caller holds;
+- a value is copied out while it is live, once, in the forward part; it is neither freed nor overwritten before that copy was
+  waited for, and its copy back is queued after that, in the backward part, while it is not on the device; it is read, and
+  freed, only after its return was waited for;
 - an op works in place only where its graph allows it and the input may end there;
 - at the end of the forward the new values of buffers are still there, to be copied;
 - at the end of the step exactly what the caller holds is live;
-- the memory, tangents, workspace and the optimizer step counted, never exceeds the budget.
+- the memory, what is on its way back, tangents, workspace and the optimizer step counted, never exceeds the budget; nor does
+  what was copied out exceed the host budget.
 
 Not looked at: whether the steps are the cheapest ones. A replay that nobody needs is allowed if it is freed again. Whether a
 replay sees the buffers that its first run saw is for the graph to say (`Op.replayable`): batch norm may be replayed, for its
@@ -58,6 +62,10 @@ class _Replayer:
         self.tangent_bytes = sum(v.size_bytes for v in graph.values if v.kind is Kind.TANGENT)
 
         self.live: set[int] = set()
+        self.leaving: set[int] = set()  # live, with a copy out that was not waited for
+        self.on_host: set[int] = set()  # with a whole copy there
+        self.arriving: set[int] = set()  # with memory on the device, and not readable yet
+        self.host_bytes = 0
         self.current = problem.static_bytes
         self.next_op = 0
         self.in_backward = False
@@ -70,6 +78,8 @@ class _Replayer:
             self._free(number, step)
         elif step.kind in (StepKind.COMPUTE, StepKind.REPLAY):
             self._run(number, step)
+        elif step.kind in (StepKind.COPY_OUT, StepKind.WAIT_OUT, StepKind.COPY_BACK, StepKind.WAIT_BACK):
+            self._copy(number, step)
         else:
             raise ScheduleError(f"step {number} is of no known kind", why=repr(step.kind))
 
@@ -86,6 +96,9 @@ class _Replayer:
             )
         if lost := sorted(held - self.live):
             raise ScheduleError(f"{self._name(lost[0])} is not live at the end of the step", why="the caller holds it")
+        for left, what in ((self.leaving, "copied out"), (self.arriving, "copied back")):
+            if left:
+                raise ScheduleError(f"{self._name(min(left))} is {what} and that is never waited for")
         if self.in_backward:
             self.current -= self.tangent_bytes
         self._reach(self.current + self.problem.optimizer_bytes, "the optimizer step")
@@ -94,7 +107,44 @@ class _Replayer:
                 f"the schedule needs {self.peak} bytes, more than its budget of {self.problem.budget_bytes} bytes",
                 where=self.peak_where,
             )
+        host_budget = self.problem.host_budget_bytes
+        if host_budget is not None and self.host_bytes > host_budget:
+            raise ScheduleError(f"{self.host_bytes} bytes are offloaded, more than the host's budget of {host_budget} bytes")
         return self.peak
+
+    def _copy(self, number: int, step: Step) -> None:
+        value = step.value
+        if type(value) is not int or not 0 <= value < len(self.graph.values) or step.op is not None or step.in_place:
+            raise ScheduleError(f"step {number} copies no value of the graph", why=repr(step))
+        name, where = self._name(value), f"step {number}: {step.kind.value} {self._name(value)}"
+        if step.kind is StepKind.COPY_OUT:
+            if value not in self.live:
+                raise ScheduleError(f"{name} is copied out and not live", where=where)
+            if value in self.leaving or value in self.on_host:
+                raise ScheduleError(f"{name} is copied out twice", where=where)
+            if self.in_backward:
+                raise ScheduleError(f"{name} is copied out in the backward", where=where)
+            self.leaving.add(value)
+            self.host_bytes += self.graph.values[value].size_bytes
+        elif step.kind is StepKind.WAIT_OUT:
+            if value not in self.leaving:
+                raise ScheduleError(f"the copy out of {name} is waited for, and there is none", where=where)
+            self.leaving.remove(value)
+            self.on_host.add(value)
+        elif step.kind is StepKind.COPY_BACK:
+            self._enter_backward(where)
+            if value not in self.on_host:
+                raise ScheduleError(f"{name} is copied back before its copy out has ended", where=where)
+            if value in self.live or value in self.arriving:
+                raise ScheduleError(f"{name} is copied back and on the device already", where=where)
+            self.arriving.add(value)
+            self.current += self.graph.values[value].size_bytes
+            self._reach(self.current, where)
+        else:
+            if value not in self.arriving:
+                raise ScheduleError(f"the copy back of {name} is waited for, and there is none", where=where)
+            self.arriving.remove(value)
+            self.live.add(value)
 
     def _run(self, number: int, step: Step) -> None:
         if type(step.op) is not int or not 0 <= step.op < len(self.graph.ops) or step.value is not None:
@@ -109,7 +159,9 @@ class _Replayer:
             reads = op.inputs
         for value in reads:
             if value not in self.live and self.graph.values[value].kind is Kind.ACTIVATION:
-                raise ScheduleError(f"{self._name(value)} is read and not live", where=where)
+                late = value in self.arriving
+                what = "is read before its return was waited for" if late else "is read and not live"
+                raise ScheduleError(f"{self._name(value)} {what}", where=where)
         self._make(step, op, where)
 
     def _check_order(self, index: int, op: Op, where: str) -> None:
@@ -158,7 +210,7 @@ class _Replayer:
         assert step.op is not None
         self._reach(while_running + self.problem.costs.workspace_bytes[step.op], where)
         for value in op.outputs:
-            if value not in self.live:
+            if value not in self.live and value not in self.arriving:
                 self.live.add(value)
                 self.current += sizes[value].size_bytes
 
@@ -176,7 +228,9 @@ class _Replayer:
             raise ScheduleError(f"{name} is overwritten and the caller holds it", where=where)
         if source in self.updates and not self.in_backward:
             raise ScheduleError(f"{name} is overwritten before it is copied into its buffer", where=where)
-        if target in self.live:
+        if source in self.leaving:
+            raise ScheduleError(f"{name} is overwritten before its copy out was waited for", where=where)
+        if target in self.live or target in self.arriving:
             raise ScheduleError(f"{name} is overwritten by {self._name(target)}, of which a copy is live", where=where)
         return source
 
@@ -189,6 +243,10 @@ class _Replayer:
             raise ScheduleError("a given value is freed", where=where)
         if value in self.held:
             raise ScheduleError("a value that the caller holds is freed", where=where)
+        if value in self.leaving:
+            raise ScheduleError("a value is freed before its copy out was waited for", where=where)
+        if value in self.arriving:
+            raise ScheduleError("a value is freed before its return was waited for", where=where)
         if value not in self.live:
             raise ScheduleError("a value is freed that is not live", where=where, why="it was freed before, or never made")
         if value in self.updates and not self.in_backward:

@@ -22,6 +22,20 @@ class Status(StrEnum):
     UNKNOWN = "unknown"  # nothing was found in time, or the planner does not apply
 
 
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """When an offloaded value leaves the device and returns. Its copy out begins as soon as it is made.
+
+    Attributes:
+        free_at: The op, forward or backward, before which its copy out is waited for and its device memory is freed;
+            after its last forward read.
+        back_at: The backward op before which, and before whose replays, its copy back is queued and takes device memory.
+    """
+
+    free_at: int
+    back_at: int
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a planner returns.
@@ -29,10 +43,11 @@ class Plan:
     Attributes:
         planner: Its name in the registry.
         kept: The decidable values (`Graph.decidable`) that stay on the device from the forward to
-            their last read. All others are dropped after their last forward read, and replayed
-            where the backward, or a replay, needs them.
+            their last read. All others but those offloaded are dropped after their last forward read,
+            and replayed where the backward, or a replay, needs them.
         early: Per forward op, a backward op before which it is replayed if it is replayed at all and was not before
             (`build_schedule`). Empty: everything on demand.
+        offloaded: The decidable values that are on the host from the forward to their use in the backward.
         status: What was proved. With INFEASIBLE and UNKNOWN the plan holds no decisions.
         bound_s: Proven lower bound on the extra seconds over keep-all, over the plans of the
             planner's class; None if it has no bound.
@@ -43,6 +58,7 @@ class Plan:
     planner: str
     kept: frozenset[int] = frozenset()
     early: Mapping[int, int] = field(default_factory=dict)
+    offloaded: Mapping[int, Copies] = field(default_factory=dict)
     status: Status = Status.FEASIBLE
     bound_s: float | None = None
     solve_s: float = 0.0

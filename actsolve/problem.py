@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from actsolve.graph import Graph
+from actsolve.links import Links
+
+MIN_OFFLOAD_BYTES = 256 << 10  # a copy of less is mostly latency: 10 us are as much at 25 GB/s
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,10 @@ class Problem:
         optimizer_bytes: Temporaries of the optimizer step, which runs after the backward beside the
             values that the caller holds.
         pinned_keep: Decidable values that must be kept.
-        pinned_recompute: Decidable values that must not be kept.
+        pinned_recompute: Decidable values that must be recomputed.
+        links: How fast copies to and from the host are; None: nothing is offloaded.
+        host_budget_bytes: Cap on host memory that holds what is offloaded; None for no cap.
+        min_offload_bytes: Nothing smaller is offloaded.
     """
 
     graph: Graph
@@ -51,6 +57,9 @@ class Problem:
     optimizer_bytes: int = 0
     pinned_keep: frozenset[int] = frozenset()
     pinned_recompute: frozenset[int] = frozenset()
+    links: Links | None = None
+    host_budget_bytes: int | None = None
+    min_offload_bytes: int = MIN_OFFLOAD_BYTES
 
     @cached_property
     def base_time_s(self) -> float:
@@ -61,3 +70,21 @@ class Problem:
     def dynamic_budget_bytes(self) -> int:
         """What is left of the budget above the static bytes; may be negative."""
         return self.budget_bytes - self.static_bytes
+
+    @cached_property
+    def offloadable(self) -> frozenset[int]:
+        """Decidable values that may be offloaded: large enough, not pinned, and no new content of a buffer.
+
+        None where there are no links. RNG states stay: they are made where they are kept.
+        """
+        if self.links is None:
+            return frozenset()
+        graph = self.graph
+        kept_out = self.pinned_keep | self.pinned_recompute | {new for new, _ in graph.updates}
+        found = set()
+        for v in graph.decidable:
+            producer = graph.values[v].producer
+            assert producer is not None
+            if graph.values[v].size_bytes >= max(1, self.min_offload_bytes) and not graph.ops[producer].optional:
+                found.add(v)
+        return frozenset(found - kept_out)

@@ -1,8 +1,13 @@
-"""What a schedule does: memory at every step, and the time of the step.
+"""What a schedule does: memory at every step, two copy queues, stalls, and the time of the step.
 
 Memory during a run = static + every value live before it + the outputs that it makes + its workspace; an output written
 in place takes the storage of its input. Given values other than tangents are part of the static bytes. Tangents are held by
 autograd during the whole backward. After the last run the optimizer works beside what the caller holds.
+
+Copies run beside the computation, in order and one at a time per direction (`copy_queues`). A copy begins no earlier than the
+computation reaches the step that queues it. A wait is a stall for as long as the copy takes from then on. What is copied
+back takes device memory from the moment it is queued. What was copied out takes host memory to the end of the step: a second
+backward may ask for it again.
 """
 
 from __future__ import annotations
@@ -10,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from actsolve.copy_queues import CopyQueues, QueuedCopy
+from actsolve.errors import ScheduleError
 from actsolve.graph import Kind
 from actsolve.problem import Problem
 from actsolve.schedule import Schedule, Step, StepKind
@@ -22,17 +29,47 @@ class Timeline:
     Attributes:
         problem: What was planned for.
         schedule: What was simulated.
-        memory_bytes: Per step of the schedule, the device memory while it runs (after it, for a FREE);
+        memory_bytes: Per step of the schedule, the device memory while it runs (after it, where nothing runs);
             one entry more at the end, for the optimizer step.
+        start_s: Per step of the schedule, when it begins; one entry more, the end of the last one.
         step_s: Seconds of the whole step.
         recompute_s: Seconds of that spent in replays.
+        stall_s: Seconds of that spent waiting for copies.
+        copies: All copies, in the order in which they were queued.
     """
 
     problem: Problem
     schedule: Schedule
     memory_bytes: tuple[int, ...]
+    start_s: tuple[float, ...]
     step_s: float
     recompute_s: float
+    stall_s: float = 0.0
+    copies: tuple[QueuedCopy, ...] = ()
+
+    @property
+    def extra_s(self) -> float:
+        """Seconds over keeping everything: replays and stalls."""
+        return self.recompute_s + self.stall_s
+
+    @cached_property
+    def d2h_bytes(self) -> int:
+        """Bytes copied from device to host."""
+        return self._copied_bytes(StepKind.COPY_OUT)
+
+    @cached_property
+    def h2d_bytes(self) -> int:
+        """Bytes copied from host to device."""
+        return self._copied_bytes(StepKind.COPY_BACK)
+
+    @property
+    def host_peak_bytes(self) -> int:
+        """Bytes of host memory in use at the end of the step: all that was copied out."""
+        return self.d2h_bytes
+
+    def _copied_bytes(self, kind: StepKind) -> int:
+        sizes = self.problem.graph.values
+        return sum(sizes[s.value].size_bytes for s in self.schedule.steps if s.kind is kind and s.value is not None)
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -46,59 +83,97 @@ class Timeline:
 
     @property
     def fits(self) -> bool:
-        """Whether the peak is within the budget."""
-        return self.peak_bytes <= self.problem.budget_bytes
+        """Whether the peak is within the budget, and the host's within its own."""
+        host = self.problem.host_budget_bytes
+        return self.peak_bytes <= self.problem.budget_bytes and (host is None or self.host_peak_bytes <= host)
 
 
 def simulate(problem: Problem, schedule: Schedule) -> Timeline:
     """Run ``schedule`` on plain numbers. Takes O(steps + reads).
 
     The schedule is trusted; `actsolve.check.check` is the one that doubts it.
+
+    Raises:
+        ScheduleError: it copies, and the problem has no links.
     """
-    graph, costs = problem.graph, problem.costs
-    sizes = [v.size_bytes for v in graph.values]
-    tangent_bytes = graph.given_bytes(Kind.TANGENT)
-    live: set[int] = set()
-    current = problem.static_bytes
-    memory: list[int] = []
-    base_s = recompute_s = 0.0
-    in_backward = False
+    return _Simulation(problem).run(schedule)
 
-    for step in schedule.steps:
-        if step.kind is StepKind.FREE:
-            assert step.value is not None
-            live.discard(step.value)
-            current -= sizes[step.value]
-            memory.append(current)
-            continue
+
+class _Simulation:
+    """The state of the device while a schedule runs."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.sizes = [v.size_bytes for v in problem.graph.values]
+        self.live: set[int] = set()  # there, or on its way back
+        self.current = problem.static_bytes
+        self.now_s = self.recompute_s = self.stall_s = 0.0
+        self.in_backward = False
+        self.queues = CopyQueues(problem.links) if problem.links is not None else None
+        self.latest: dict[tuple[int, bool], QueuedCopy] = {}  # (value, out) -> its copy
+
+    def run(self, schedule: Schedule) -> Timeline:
+        graph = self.problem.graph
+        tangent_bytes = graph.given_bytes(Kind.TANGENT)
+        memory: list[int] = []
+        starts: list[float] = []
+        for step in schedule.steps:
+            starts.append(self.now_s)
+            if step.op is None:
+                self._move(step)
+                memory.append(self.current)
+                continue
+            if not self.in_backward and (step.kind is StepKind.REPLAY or step.op >= graph.n_forward):
+                self.in_backward = True
+                self.current += tangent_bytes
+            memory.append(self._compute(step))
+        if self.in_backward:
+            self.current -= tangent_bytes
+        memory.append(self.current + self.problem.optimizer_bytes)
+        starts.append(self.now_s)
+        copies = tuple(self.queues.copies) if self.queues is not None else ()
+        figures = (self.now_s, self.recompute_s, self.stall_s)
+        return Timeline(self.problem, schedule, tuple(memory), tuple(starts), *figures, copies)
+
+    def _compute(self, step: Step) -> int:
+        """Run an op; return the memory meanwhile."""
         assert step.op is not None
-        if not in_backward and (step.kind is StepKind.REPLAY or step.op >= graph.n_forward):
-            in_backward = True
-            current += tangent_bytes
-        made, kept = _made_and_kept(problem, step, live, sizes)
-        memory.append(current + made + costs.workspace_bytes[step.op])
-        current += kept
-        live.update(graph.ops[step.op].outputs)
+        op, costs = self.problem.graph.ops[step.op], self.problem.costs
+        made = sum(self.sizes[v] for v in op.outputs)
+        left = sum(self.sizes[v] for v in op.outputs if v not in self.live)  # copies of live values are dropped at its end
         if step.in_place:
-            live.discard(graph.ops[step.op].in_place[0])  # type: ignore[index]
+            assert op.in_place is not None
+            made -= self.sizes[op.in_place[0]]
+            left -= self.sizes[op.in_place[0]]
+        memory = self.current + made + costs.workspace_bytes[step.op]
+        self.current += left
+        self.live.update(op.outputs)
+        if step.in_place and op.in_place is not None:
+            self.live.discard(op.in_place[0])
         if step.kind is StepKind.REPLAY:
-            recompute_s += costs.replay_seconds[step.op]
+            self.recompute_s += costs.replay_seconds[step.op]
+            self.now_s += costs.replay_seconds[step.op]
         else:
-            base_s += costs.seconds[step.op]
+            self.now_s += costs.seconds[step.op]
+        return memory
 
-    if in_backward:
-        current -= tangent_bytes
-    memory.append(current + problem.optimizer_bytes)
-    return Timeline(problem, schedule, tuple(memory), base_s + recompute_s, recompute_s)
-
-
-def _made_and_kept(problem: Problem, step: Step, live: set[int], sizes: list[int]) -> tuple[int, int]:
-    """Bytes that a run adds while it runs, and bytes that it leaves: copies of live values are dropped at its end."""
-    op = problem.graph.ops[step.op]  # type: ignore[index]
-    made = sum(sizes[v] for v in op.outputs)
-    kept = sum(sizes[v] for v in op.outputs if v not in live)
-    if step.in_place:
-        overwritten = sizes[op.in_place[0]]  # type: ignore[index]
-        made -= overwritten
-        kept -= overwritten
-    return made, kept
+    def _move(self, step: Step) -> None:
+        """Free, copy or wait."""
+        value = step.value
+        assert value is not None
+        if step.kind is StepKind.FREE:
+            self.live.discard(value)
+            self.current -= self.sizes[value]
+            return
+        if self.queues is None:
+            raise ScheduleError("a schedule copies, and no link is known", where=self.problem.graph.values[value].name)
+        if step.kind in (StepKind.COPY_OUT, StepKind.COPY_BACK):
+            out = step.kind is StepKind.COPY_OUT
+            self.latest[value, out] = self.queues.queue(value, self.sizes[value], out=out, at_s=self.now_s)
+            if not out:
+                self.live.add(value)
+                self.current += self.sizes[value]
+            return
+        end_s = self.queues.wait(self.latest[value, step.kind is StepKind.WAIT_OUT], self.now_s)
+        self.stall_s += end_s - self.now_s
+        self.now_s = end_s

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from actsolve.plan import Copies
 from actsolve.planners.required import replayed, required, useful
 from actsolve.problem import Problem
 from actsolve.schedule import StepKind, build_schedule
@@ -26,6 +27,7 @@ class Candidate:
     kept: frozenset[int]
     timeline: Timeline
     early: Mapping[int, int] = field(default_factory=dict)
+    offloaded: Mapping[int, Copies] = field(default_factory=dict)
 
     @property
     def fits(self) -> bool:
@@ -33,7 +35,7 @@ class Candidate:
 
     @property
     def extra_s(self) -> float:
-        return self.timeline.recompute_s
+        return self.timeline.extra_s
 
     @property
     def peak_bytes(self) -> int:

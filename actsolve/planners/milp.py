@@ -60,7 +60,9 @@ def milp(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     good_enough_s = 0.0 if bound is None else bound * (1 + options.gap / 5)
     best = improved(problem, best, good_enough_s, deadline=max(search.deadline, time.perf_counter()) + _LAST_S)
     bound = None if bound is None else min(bound, best.extra_s)
-    return Plan("milp", best.kept, best.early, _status(problem, options, best.extra_s, bound), bound_s=bound)
+    return Plan(
+        "milp", best.kept, best.early, best.offloaded, status=_status(problem, options, best.extra_s, bound), bound_s=bound
+    )
 
 
 def check_pins(problem: Problem) -> None:

@@ -51,7 +51,7 @@ def smallest_budget(problem: Problem, options: PlannerOptions | None = None) -> 
         best = found
     if best is None:
         raise InfeasibleBudget("no plan was found at any budget", why="the pinned values leave none")
-    return best.peak_bytes, Plan("milp", best.kept, best.early, Status.FEASIBLE, note="smallest budget found")
+    return best.peak_bytes, Plan("milp", best.kept, best.early, best.offloaded, note="smallest budget found")
 
 
 def _rank(plan: Candidate) -> tuple[int, float]:
