@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
+import weakref
 
+import numpy as np
 import pytest
 import torch
 
@@ -31,9 +34,10 @@ def test_what_goes_out_comes_back(shape: tuple[int, ...], dtype: torch.dtype) ->
 
 
 def test_it_is_not_faster_than_the_link_and_waits_are_told() -> None:
+    blocks = [(block(4 * MB), block(4 * MB)) for _ in range(3)]
     with EmulatedLink(SLOW) as link:
         begin = time.perf_counter()
-        copies = [link.copy_out(block(4 * MB), block(4 * MB)) for _ in range(3)]
+        copies = [link.copy_out(*pair) for pair in blocks]
         assert time.perf_counter() - begin < 0.05  # queued, not copied
         waited_s = link.wait(copies[-1])
     took_s = copies[-1].ended_s - copies[0].began_s  # type: ignore[operator]
@@ -82,7 +86,7 @@ def test_a_failed_copy_is_told_to_whoever_waits(monkeypatch: pytest.MonkeyPatch)
 
     with EmulatedLink(FAST) as link:
         with monkeypatch.context() as patch:
-            patch.setattr(torch.Tensor, "copy_", fail)
+            patch.setattr(np, "copyto", fail)
             copy = link.copy_out(block(64), block(64))
             with pytest.raises(RuntimeError, match="64 bytes failed") as error:
                 link.wait(copy)
@@ -90,3 +94,47 @@ def test_a_failed_copy_is_told_to_whoever_waits(monkeypatch: pytest.MonkeyPatch)
         target = block(64, 0)
         link.wait(link.copy_out(block(64), target))  # the link goes on
     assert torch.equal(target, block(64))
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("actsolve")]
+
+
+def test_a_thread_begins_with_the_first_copy_and_ends_when_the_link_is_dropped() -> None:
+    link = EmulatedLink(SLOW)
+    assert threads() == []
+    link.copy_out(block(64), block(64))
+    assert threads() == ["actsolve-out"]
+    link.copy_back(block(100 * MB), block(100 * MB))
+    begin = time.perf_counter()
+    del link
+    assert threads() == []
+    assert time.perf_counter() - begin < 0.5, "what is queued is not copied"
+
+
+def test_a_copy_back_after_a_copy_out_that_failed_fails_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("the host is out of memory")
+
+    with EmulatedLink(FAST) as link:
+        with monkeypatch.context() as patch:
+            patch.setattr(np, "copyto", fail)
+            out = link.copy_out(block(64), block(64))
+            with pytest.raises(RuntimeError):
+                link.wait(out)
+        with pytest.raises(RuntimeError, match="64 bytes failed"):
+            link.wait(link.copy_back(block(64), block(64), after=out))
+
+
+def test_what_is_held_is_held_until_the_copy_is_done() -> None:
+    class Held:
+        pass
+
+    held = Held()
+    alive = weakref.ref(held)
+    with EmulatedLink(SLOW) as link:
+        copy = link.copy_out(block(4 * MB), block(4 * MB), held=held)
+        del held
+        assert alive() is not None
+        link.wait(copy)
+        assert alive() is None
