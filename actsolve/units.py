@@ -1,4 +1,4 @@
-"""Bytes, seconds and shares, as people write them."""
+"""Bytes, seconds and bytes per second, as people write them."""
 
 from __future__ import annotations
 
@@ -46,6 +46,33 @@ def parse_bytes(text: str, *, what: str = "size", also: str = "") -> int:
     return size
 
 
+def parse_speed(text: str, *, what: str = "speed") -> float:
+    """Return the bytes per second that ``text`` names: ``25GB/s``, ``25GiB/s``, ``800MB/s`` or a plain number of bytes.
+
+    Args:
+        text: A size as `parse_bytes` reads it, above 0, and ``/s``, which a plain number may go without.
+        what: What is being read, for the message.
+
+    Raises:
+        UsageError: not a size per second, one of 0, or one in bits.
+    """
+    size, slash, per = text.strip().partition("/")
+    unread, match = f"cannot read {what} {cut(text)!r}", _NUMBER.fullmatch(size)
+    if match is None or (slash and per.lower() != "s"):
+        try_ = "25GB/s, 800MB/s or plain bytes per second"
+        raise UsageError(unread, why="it is not a number with a unit per second", try_=try_)
+    number, _, unit = match.groups()
+    if unit.lower().endswith("bit"):
+        raise UsageError(unread, why=f"{cut(unit)!r} counts bits", try_="bytes per second, such as 25GB/s: 8 bits are a byte")
+    if unit and not slash:
+        why = "it is a size, and no time is named"
+        raise UsageError(unread, why=why, try_=cut(f"{number}{unit}/s"))
+    speed = float(parse_bytes(size, what=what))
+    if speed <= 0:
+        raise UsageError(unread, why="nothing would ever arrive", try_="25GB/s")
+    return speed
+
+
 def cut(text: str) -> str:
     """Return ``text``, shortened to what a message has room for."""
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."
@@ -61,6 +88,14 @@ def format_bytes(size_bytes: int) -> str:
         if abs(size) < 1023.995:  # what rounds to 1024.00 goes on to the next unit
             return f"{size:.2f} {unit}"
     return f"{size / 1024:.2f} TiB"
+
+
+def format_speed(bytes_per_s: float) -> str:
+    """Return ``bytes_per_s`` with a decimal unit, as links are rated: ``24.8 GB/s``."""
+    for factor, unit in ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "KB/s")):
+        if bytes_per_s >= 0.9995 * factor:  # what rounds to 1000 of a unit is 1 of the next
+            return f"{bytes_per_s / factor:.3g} {unit}"
+    return f"{bytes_per_s:.3g} B/s"
 
 
 def format_seconds(seconds: float) -> str:

@@ -67,7 +67,7 @@ def measure_costs(
     cache = cache or MeasuredCache(environment(main))
     wanted = {op.signature: node for op, node in zip(graph.ops, nodes, strict=True) if node is not None}
     known = cache.read()
-    with _measuring(devices):
+    with undisturbed(devices):
         todo = {s: node for s, node in wanted.items() if s not in known}
         found, failed = _measure_all(todo, cache, progress)
         extras = _measure_extras({*devices, main}, known, cache)
@@ -192,7 +192,7 @@ def _fresh_bytes(node: Node) -> int:
 
 
 @contextmanager
-def _measuring(devices: Iterable[torch.device]) -> Iterator[None]:
+def undisturbed(devices: Iterable[torch.device]) -> Iterator[None]:
     """Run plain kernels whatever the caller's modes are, and leave the generators as they were."""
     cuda = sorted({d.index or 0 for d in devices if d.type == "cuda"})
     with ExitStack() as stack:
