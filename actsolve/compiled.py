@@ -21,11 +21,15 @@ from actsolve.errors import ScheduleError, UsageError
 from actsolve.lower import Lowered, lower, lower_backward
 from actsolve.planned import Planned
 from actsolve.runtime.boxed import boxed_function
-from actsolve.schedule import Schedule
+from actsolve.runtime.copy_engine import CopyEngine, CopyOptions
+from actsolve.runtime.engines import new_engine
+from actsolve.schedule import Schedule, StepKind
 
 aten = torch.ops.aten
 
 _PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.mv.default})
+
+_AS_PLANNED = CopyOptions()
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -37,11 +41,13 @@ class Backward:
     Attributes:
         captured: The step.
         lowered: The planned forward and backward.
+        engine: What copies to and from the host; None where nothing is offloaded.
         seen: The tangents that it has ever been given.
     """
 
     captured: Captured
     lowered: Lowered
+    engine: CopyEngine[Any] | None = None
     seen: set[str] = field(default_factory=set)
     _forms: dict[tuple[frozenset[str], bool], Boxed] = field(default_factory=dict)
 
@@ -82,7 +88,8 @@ class Backward:
         if given == self.captured.tangents and as_traced:
             return self.lowered.backward
         try:
-            return lower_backward(self.captured.starting_from(given), self.lowered.saved, any_layout=not as_traced)
+            captured, saved = self.captured.starting_from(given), self.lowered.saved
+            return lower_backward(captured, saved, any_layout=not as_traced, engine=self.engine)
         except ScheduleError as error:
             raise UsageError(
                 "the backward starts from other outputs than this step was planned for",
@@ -132,11 +139,26 @@ class CompiledStep:
         return None if self.backward.seen <= expected else expected | self.backward.seen
 
 
-def compile_step(captured: Captured, planned: Planned, schedule: Schedule | None = None) -> CompiledStep:
-    """Return a step that carries out the planned schedule, or ``schedule`` in its place."""
+def compile_step(
+    captured: Captured, planned: Planned, schedule: Schedule | None = None, options: CopyOptions = _AS_PLANNED
+) -> CompiledStep:
+    """Return a step that carries out the planned schedule, or ``schedule`` in its place.
+
+    Args:
+        captured: What was traced.
+        planned: Its plan, with the links that are emulated where there is no accelerator.
+        schedule: What to carry out instead.
+        options: How copies run.
+
+    Raises:
+        UsageError: values are offloaded for which the host has not enough memory, or from a device that no engine is for.
+    """
     schedule = schedule or planned.schedule
-    lowered = lower(captured, schedule)
-    backward = Backward(captured, lowered)
+    engine = _engine(captured, planned, schedule, options)
+    lowered = lower(captured, schedule, engine)
+    if engine is not None:
+        engine.prepare()
+    backward = Backward(captured, lowered, engine)
 
     def partition(_joint: Any, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
         assert num_fwd_outputs == captured.n_forward_outputs
@@ -160,3 +182,12 @@ def compile_step(captured: Captured, planned: Planned, schedule: Schedule | None
         before_backward=backward.refuse_autocast,
     )
     return CompiledStep(function, backward, captured, planned)
+
+
+def _engine(captured: Captured, planned: Planned, schedule: Schedule, options: CopyOptions) -> CopyEngine[Any] | None:
+    """Return what copies the values that ``schedule`` offloads; None if it does not offload any."""
+    offloaded = (captured.value_nodes[s.value] for s in schedule.steps if s.kind is StepKind.COPY_OUT and s.value is not None)
+    devices = {node.meta["val"].device for node in offloaded if node is not None}
+    if len(devices) > 1:
+        raise UsageError("values on several devices are offloaded", why=", ".join(sorted(map(str, devices))))
+    return new_engine(devices.pop(), planned.problem.links, options) if devices else None

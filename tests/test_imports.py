@@ -21,6 +21,7 @@ TREE = (
     "errors",
     "units",
     "links",
+    "copy_queues",
     "json_file",
     "graph",
     "problem",
@@ -28,6 +29,8 @@ TREE = (
     "cost/roofline",
     "plan",
     "schedule",
+    "split",
+    "experiments",
     "check",
     "simulate",
     "static_memory",
@@ -42,6 +45,7 @@ TREE = (
     "capture/*",
     "runtime/*",
     "cost/*",
+    "emitter",
     "lower",
     "compiled",
     "signature",
@@ -56,7 +60,7 @@ TREE = (
 )
 
 # At the top of the file.
-PIPELINE = {"lower", "compiled", "signature", "module", "settings", "planning", "api", "target", "smaller_batch"}
+PIPELINE = {"emitter", "lower", "compiled", "signature", "module", "settings", "planning", "api", "target", "smaller_batch"}
 TORCH = {"training_step", "capture/*", "runtime/*", "cost/*"} | PIPELINE
 TORCH_LATER = {"cli/*", "__main__"}  # only inside functions, so that `actsolve --help` is quick
 SOLVERS = {"planners/*"}
