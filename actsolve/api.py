@@ -17,6 +17,7 @@ from actsolve.planned import Planned
 from actsolve.planning import Listener, plan_training_step, planned_from_file, refuse_wrong_arguments
 from actsolve.settings import Settings
 from actsolve.training_step import TrainingStep
+from actsolve.units import parse_bytes, parse_speed
 
 __all__ = ["Listener", "Settings", "module_of", "optimize", "plan_training_step", "planned_from_file"]
 
@@ -31,6 +32,8 @@ def optimize(
     optimizer: str | torch.optim.Optimizer = "adamw",
     host_budget: str | int | None = None,
     hardware: str = "auto",
+    h2d: str | float | None = None,
+    d2h: str | float | None = None,
     planner: str = "milp",
     gap: float = 0.01,
     time_limit_s: float = 60.0,
@@ -54,8 +57,12 @@ def optimize(
             or 0.6 of what keeping everything needs above static memory, or ``"min"``.
         loss_fn: Maps the model's output to a scalar. With it a call returns ``(loss, output)``.
         optimizer: Its state is part of static memory: a name or an instance.
-        host_budget: Reserved for offloading, which is not there yet.
+        host_budget: Cap on host memory for what is offloaded: ``"32GiB"``, or bytes; 0 offloads nothing. If left out it is 80% of
+            what is available here, and without a limit for a profile.
         hardware: ``"auto"`` measures here; or a profile's name, such as ``"a100"``.
+        h2d: Speed of copies from host to device: ``"25GB/s"``, or bytes per second. If left out, that of the hardware. On a CPU,
+            which has none, values are offloaded over a link that is emulated at the speed given.
+        d2h: Likewise from device to host; if only one of the two is known they are equal.
         planner: ``"milp"``, or a baseline: ``"keep_all"``, ``"sqrt_l"``, ``"per_layer"``.
         gap: Relative gap at which the solver may stop.
         time_limit_s: Seconds after which it stops all the same, with the best plan found.
@@ -79,8 +86,6 @@ def optimize(
     """
     _one_of("on_error", on_error, ("raise", "original"))
     _one_of("on_new_inputs", on_new_inputs, ("plan", "original", "raise"))
-    if host_budget is not None:
-        raise UsageError("host_budget is given, but offloading is not available yet", try_="leave it out")
     file = plan if plan is None or isinstance(plan, PlanFile) else load_plan(plan)
     budget = mem_budget if mem_budget is not None or file is None else file.budget_bytes
     if budget is None:
@@ -95,6 +100,9 @@ def optimize(
         grads=grads,
         static_bytes=static_bytes,
         reserve_bytes=reserve_bytes,
+        host_budget_bytes=parse_bytes(host_budget, what="host_budget") if isinstance(host_budget, str) else host_budget,
+        h2d=parse_speed(h2d, what="h2d") if isinstance(h2d, str) else h2d,
+        d2h=parse_speed(d2h, what="d2h") if isinstance(d2h, str) else d2h,
         keep=_as_tuple(keep),
         recompute=_as_tuple(recompute),
     )

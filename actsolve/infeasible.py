@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from actsolve.errors import InfeasibleBudget
-from actsolve.graph import Kind, Phase
+from actsolve.graph import Graph, Kind
 from actsolve.plan import Plan, Status
 from actsolve.problem import Problem
-from actsolve.schedule import build_schedule
+from actsolve.schedule import Step, StepKind, build_schedule
 from actsolve.simulate import Timeline, simulate
 from actsolve.static_memory import Reserve, StaticMemory
 from actsolve.units import format_bytes
@@ -36,7 +37,7 @@ def infeasible_budget(
     smallest_bytes = reserve.budget_for(needed_bytes)
     at_smallest = replace(static, reserve=reserve.of(smallest_bytes))
     there = replace(problem, budget_bytes=smallest_bytes, static_bytes=at_smallest.total_bytes)
-    timeline = simulate(there, build_schedule(problem.graph, found.kept, found.early))
+    timeline = simulate(there, build_schedule(problem.graph, found.kept, found.early, found.offloaded))
     budget = f"{format_bytes(problem.budget_bytes)} ({problem.budget_bytes} bytes)"
     proven = result.status is Status.INFEASIBLE or problem.budget_bytes < problem.static_bytes
     what = f"no plan fits {budget}" if proven else f"no plan was found for {budget} in {time_limit_s:g} s"
@@ -73,7 +74,15 @@ def baseline_too_large(timeline: Timeline, name: str) -> InfeasibleBudget:
 
 def loaded_too_large(timeline: Timeline, static: StaticMemory) -> InfeasibleBudget:
     """Return the error for a loaded plan that needs more than its budget, with the figures of here."""
-    budget = f"{format_bytes(timeline.problem.budget_bytes)} ({timeline.problem.budget_bytes} bytes)"
+    problem = timeline.problem
+    host = problem.host_budget_bytes
+    if host is not None and timeline.host_peak_bytes > host:
+        return InfeasibleBudget(
+            f"the loaded plan does not fit {format_bytes(host)} ({host} bytes) of host memory here",
+            why=f"it offloads {format_bytes(timeline.host_peak_bytes)}",
+            try_=f"--host-budget {timeline.host_peak_bytes} if that much can be had, or plan again here",
+        )
+    budget = f"{format_bytes(problem.budget_bytes)} ({problem.budget_bytes} bytes)"
     return InfeasibleBudget(
         f"the loaded plan does not fit {budget} here",
         where=_where(timeline),
@@ -87,7 +96,9 @@ def _where(timeline: Timeline) -> str:
     if timeline.peak_step == len(timeline.schedule.steps):
         return "the optimizer step"
     step = timeline.schedule.steps[timeline.peak_step]
-    assert step.op is not None, "a free never holds the peak"
+    if step.op is None:
+        assert step.value is not None
+        return f"{step.kind.value.replace('_', ' ')} of {timeline.problem.graph.values[step.value].name}"
     op = timeline.problem.graph.ops[step.op]
     phase = "replayed in the backward" if step.kind.value == "replay" else op.phase.value
     at = f" at {op.source}" if op.source else ""
@@ -106,32 +117,45 @@ def bytes_at_peak(timeline: Timeline) -> dict[str, int]:
     Kinds: ``saved`` forward values, ``gradients`` that the caller holds, ``backward temporaries``, the peak op's ``outputs`` and
     ``workspace``, ``tangents``, and ``optimizer temporaries``.
     """
-    problem, graph = timeline.problem, timeline.problem.graph
-    live: set[int] = set()
-    for step in timeline.schedule.steps[: timeline.peak_step]:
-        if step.op is not None:
-            live.update(graph.ops[step.op].outputs)
-            if step.in_place:
-                live.discard(graph.ops[step.op].in_place[0])  # type: ignore[index]
-        elif step.value is not None:
-            live.discard(step.value)
+    problem, graph, steps = timeline.problem, timeline.problem.graph, timeline.schedule.steps
+    at_rest = timeline.peak_step < len(steps) and steps[timeline.peak_step].op is None  # after a step where nothing runs
     totals: Counter[str] = Counter()
-    for value in live:
+    for value in _live_before(graph, steps, timeline.peak_step + at_rest):
         totals[_kind_of(problem, value)] += graph.values[value].size_bytes
-    if timeline.peak_step == len(timeline.schedule.steps):
+    if timeline.peak_step == len(steps):
         totals["optimizer temporaries"] = problem.optimizer_bytes
         return dict(totals)
-    step = timeline.schedule.steps[timeline.peak_step]
-    assert step.op is not None
-    op = graph.ops[step.op]
-    if op.phase is Phase.BACKWARD or step.kind.value == "replay":
+    if any(_is_backward(graph, s) for s in steps[: timeline.peak_step + 1]):
         totals["tangents"] = graph.given_bytes(Kind.TANGENT)
+    step = steps[timeline.peak_step]
+    if step.op is None:
+        return dict(totals)
+    op = graph.ops[step.op]
     totals["workspace"] = problem.costs.workspace_bytes[step.op]
     outputs = sum(graph.values[v].size_bytes for v in op.outputs)
     if step.in_place and op.in_place is not None:
         outputs -= graph.values[op.in_place[0]].size_bytes
     totals["outputs"] = outputs
     return dict(totals)
+
+
+def _live_before(graph: Graph, steps: Sequence[Step], end: int) -> set[int]:
+    """Return the values that are live, or on their way back, before step ``end``."""
+    live: set[int] = set()
+    for step in steps[:end]:
+        if step.op is not None:
+            live.update(graph.ops[step.op].outputs)
+            if step.in_place:
+                live.discard(graph.ops[step.op].in_place[0])  # type: ignore[index]
+        elif step.value is not None and step.kind is StepKind.FREE:
+            live.discard(step.value)
+        elif step.value is not None and step.kind is StepKind.COPY_BACK:
+            live.add(step.value)
+    return live
+
+
+def _is_backward(graph: Graph, step: Step) -> bool:
+    return step.kind is StepKind.REPLAY or (step.op is not None and step.op >= graph.n_forward)
 
 
 def _kind_of(problem: Problem, value: int) -> str:

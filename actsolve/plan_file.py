@@ -1,14 +1,15 @@
 """Plan files, format ``actsolve-plan-1``: the decisions, the full schedule, and what is known of their quality.
 
 Ops and values are named, not numbered, so that a plan reads without its graph. A step is a pair such as
-``["compute", "mm_3"]`` or ``["free", "relu_2"]``. A plan belongs to one graph: it carries the graph's fingerprint, and a
-short digest of each op, with which a mismatch can be explained.
+``["compute", "mm_3"]``, ``["free", "relu_2"]`` or ``["copy_out", "relu_2"]``. A plan belongs to one graph: it carries the
+graph's fingerprint, and a short digest of each op, with which a mismatch can be explained.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, Final, Literal
 
@@ -18,7 +19,8 @@ from actsolve.check import check
 from actsolve.errors import FileFormatError, ScheduleError
 from actsolve.graph import Graph
 from actsolve.json_file import MAX_NUMBER, Count, FileModel, Name, Seconds, Text, first_problem, read_model, shown, write_json
-from actsolve.plan import Decision, Plan, Status
+from actsolve.links import Links
+from actsolve.plan import Copies, Decision, Plan, Status
 from actsolve.problem import Costs, Problem
 from actsolve.schedule import Schedule, Step, StepKind
 
@@ -26,8 +28,11 @@ FORMAT = "actsolve-plan-1"
 _WHAT = "plan file"
 _MAX_LENGTH = 10_000_000
 
-StepPair = tuple[Literal["compute", "compute_in_place", "replay", "replay_in_place", "free"], Name]
+_Run = Literal["compute", "compute_in_place", "replay", "replay_in_place"]
+_Move = Literal["free", "copy_out", "wait_out", "copy_back", "wait_back"]
+StepPair = tuple[_Run | _Move, Name]
 Share = Annotated[float, Field(ge=0, le=MAX_NUMBER)]
+Speed = Annotated[float, Field(ge=1, le=MAX_NUMBER)]
 
 _RUNS: Final[dict[str, tuple[StepKind, bool]]] = {
     "compute": (StepKind.COMPUTE, False),
@@ -50,6 +55,15 @@ class GraphStamp(FileModel):
     name: Text = ""
     fingerprint: Name
     n_forward: Count
+
+
+class LinkSpeeds(FileModel):
+    """The link that was planned for, in bytes per second; the fields of `Links`."""
+
+    d2h: Speed
+    h2d: Speed
+    d2h_both: Speed | None = None
+    h2d_both: Speed | None = None
 
 
 class Predicted(FileModel):
@@ -87,6 +101,8 @@ class PlanFile(FileModel):
         actsolve: Version that wrote it.
         target: What was optimized, as the user named it.
         static_bytes: The static memory, by kind.
+        links: The link that was planned for; None: nothing is offloaded.
+        host_budget_bytes: The cap on host memory that was planned for; None for no cap.
         decisions: Per decidable value. Empty where no plan was found, like `steps`.
         steps: The schedule: what is done, and to which op or value.
         objective_s: Extra seconds over keep-all, as simulated.
@@ -107,6 +123,8 @@ class PlanFile(FileModel):
     budget_bytes: Count
     static_bytes: dict[Name, Count] = Field(default_factory=dict)
     optimizer_bytes: Count = 0
+    links: LinkSpeeds | None = None
+    host_budget_bytes: Count | None = None
     objective_s: Seconds | None = None
     bound_s: Seconds | None = None
     gap: Share | None = None
@@ -119,6 +137,10 @@ class PlanFile(FileModel):
     decisions: dict[Name, Decision] = Field(default_factory=dict)
     steps: Annotated[tuple[StepPair, ...], FailFast(), Field(max_length=_MAX_LENGTH)] = ()
     op_digests: Annotated[tuple[Name, ...], FailFast(), Field(max_length=_MAX_LENGTH)]
+
+    def link_speeds(self) -> Links | None:
+        """Return the link that was planned for."""
+        return None if self.links is None else Links(**self.links.model_dump())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan. The file appears whole or not at all.
@@ -158,12 +180,12 @@ class PlanFile(FileModel):
     def decode(self, graph: Graph) -> tuple[Schedule, frozenset[int]]:
         """Return the schedule and the kept values, as indices into ``graph``. The schedule has passed the checker.
 
-        Whether it fits a budget with the workspace of its ops is not looked at here: that is `check` on a
-        problem with real costs.
+        Which values are offloaded, the schedule says (`offloaded_by`). Whether it fits a budget with the workspace of its ops is
+        not looked at here: that is `check` on a problem with real costs.
 
         Raises:
             FileFormatError: the plan is of another graph, holds no schedule, names what the graph has not,
-                its steps do not make a valid training step, or its decisions are not those of its steps.
+                its steps do not make a valid training step or copy over no link, or its decisions are not those of its steps.
         """
         self.check_matches(graph)
         if not self.steps:
@@ -177,28 +199,44 @@ class PlanFile(FileModel):
         if wrong := sorted(decidable.symmetric_difference(self.decisions)):
             raise self._malformed(f"decisions: {wrong[0]} is missing, or is no value to decide on")
         n = len(graph.ops)
+        unlimited = Problem(graph, Costs((0.0,) * n, (0.0,) * n, (0,) * n), budget_bytes=n * MAX_NUMBER)
         try:
-            check(Problem(graph, Costs((0.0,) * n, (0.0,) * n, (0,) * n), budget_bytes=n * MAX_NUMBER), schedule)
+            check(replace(unlimited, host_budget_bytes=self.host_budget_bytes), schedule)
+            offloaded = offloaded_by(graph, schedule)
         except ScheduleError as error:
             raise self._malformed(f"its steps are no valid schedule: {error.what}", error.where) from None
-        saved, read = _saved_and_read(graph, schedule)
-        used = saved | read
-        for name, decision in self.decisions.items():
-            value = values[name]
-            possible = {Decision.KEEP} if value in saved else {Decision.RECOMPUTE}
-            if value not in used:  # it may well be called kept: it ends with its last read, in the forward
-                possible.add(Decision.KEEP)
-            if decision not in possible:
-                raise self._malformed(f"decisions: {name} is {str(decision)!r}, and the steps say otherwise")
+        self._check_decisions({values[name]: decision for name, decision in self.decisions.items()}, graph, schedule, offloaded)
         return schedule, frozenset(values[name] for name, d in self.decisions.items() if d is Decision.KEEP)
 
+    def _check_decisions(
+        self, decisions: dict[int, Decision], graph: Graph, schedule: Schedule, offloaded: dict[int, Copies]
+    ) -> None:
+        """The decisions are those of the steps."""
+        if offloaded and self.links is None:
+            raise self._malformed("its steps copy to the host, and it names no speed of a link")
+        if wrong := sorted(offloaded.keys() - decisions.keys()):
+            raise self._malformed(f"a step copies {graph.values[wrong[0]].name}, which is no value to decide on")
+        saved, read = _saved_and_read(graph, schedule)
+        used = saved | read
+        for value, decision in decisions.items():
+            if value in offloaded:
+                possible = {Decision.OFFLOAD}
+            else:
+                possible = {Decision.KEEP} if value in saved else {Decision.RECOMPUTE}
+                if value not in used:  # it may well be called kept: it ends with its last read, in the forward
+                    possible.add(Decision.KEEP)
+            if decision not in possible:
+                name = graph.values[value].name
+                raise self._malformed(f"decisions: {name} is {str(decision)!r}, and the steps say otherwise")
+
     def _step(self, code: str, name: str, ops: dict[str, int], values: dict[str, int]) -> Step:
-        index = (values if code == "free" else ops).get(name)
+        run = _RUNS.get(code)
+        index = (values if run is None else ops).get(name)
         if index is None:
             raise self._malformed(f"a step names {name}, which the graph has not")
-        if code == "free":
-            return Step(StepKind.FREE, value=index)
-        kind, in_place = _RUNS[code]
+        if run is None:
+            return Step(StepKind(code), value=index)
+        kind, in_place = run
         return Step(kind, op=index, in_place=in_place)
 
     def _malformed(self, why: str, detail: str | None = None) -> FileFormatError:
@@ -231,6 +269,8 @@ def plan_file(problem: Problem, plan: Plan, schedule: Schedule | None, *, target
         "note": plan.note,
         "budget_bytes": problem.budget_bytes,
         "optimizer_bytes": problem.optimizer_bytes,
+        "links": problem.links,
+        "host_budget_bytes": problem.host_budget_bytes,
         "bound_s": plan.bound_s,
         "solve_s": plan.solve_s,
         "decisions": _decisions(graph, plan) if plan.found else {},
@@ -251,6 +291,29 @@ def load_plan(path: str | os.PathLike[str]) -> PlanFile:
     return read_model(path, PlanFile, what=_WHAT, format_name=FORMAT)
 
 
+def offloaded_by(graph: Graph, schedule: Schedule) -> dict[int, Copies]:
+    """Return the values that ``schedule`` copies to the host and back, and when, as a plan has it.
+
+    Raises:
+        ScheduleError: one of them is never copied back, or more than once; a plan says of each when it comes back.
+    """
+    free_at: dict[int, int] = {}
+    back_at: dict[int, int] = {}
+    anchor = len(graph.ops)  # the op that runs next; replays belong to the backward op that they are done for
+    for step in reversed(schedule.steps):
+        if step.kind is StepKind.COMPUTE and step.op is not None:
+            anchor = step.op
+        elif step.value is not None and step.kind is StepKind.WAIT_OUT:
+            free_at[step.value] = anchor
+        elif step.value is not None and step.kind is StepKind.COPY_BACK:
+            if step.value in back_at:
+                raise ScheduleError(f"{graph.values[step.value].name} is copied back twice")
+            back_at[step.value] = anchor
+    if left := sorted(free_at.keys() - back_at.keys()):
+        raise ScheduleError(f"{graph.values[left[0]].name} is copied out and never back")
+    return {value: Copies(free_at[value], back_at[value]) for value in sorted(free_at)}
+
+
 def _saved_and_read(graph: Graph, schedule: Schedule) -> tuple[frozenset[int], frozenset[int]]:
     """Return the values that are live when the forward ends, and those that are read after it."""
     live: set[int] = set()
@@ -258,7 +321,8 @@ def _saved_and_read(graph: Graph, schedule: Schedule) -> tuple[frozenset[int], f
     saved: frozenset[int] | None = None
     for step in schedule.steps:
         if step.op is None:
-            live.discard(-1 if step.value is None else step.value)
+            if step.kind is StepKind.FREE and step.value is not None:
+                live.discard(step.value)
             continue
         op = graph.ops[step.op]
         if saved is None and (step.kind is StepKind.REPLAY or step.op >= graph.n_forward):
@@ -271,14 +335,20 @@ def _saved_and_read(graph: Graph, schedule: Schedule) -> tuple[frozenset[int], f
     return saved or frozenset(), frozenset(read)
 
 
+def decision_of(plan: Plan, value: int) -> Decision:
+    """Return what ``plan`` does with a decidable value."""
+    if value in plan.kept:
+        return Decision.KEEP
+    return Decision.OFFLOAD if value in plan.offloaded else Decision.RECOMPUTE
+
+
 def _decisions(graph: Graph, plan: Plan) -> dict[str, Decision]:
-    return {graph.values[v].name: Decision.KEEP if v in plan.kept else Decision.RECOMPUTE for v in graph.decidable}
+    return {graph.values[v].name: decision_of(plan, v) for v in graph.decidable}
 
 
 def _pair(graph: Graph, step: Step) -> tuple[str, str]:
-    if step.kind is StepKind.FREE:
-        assert step.value is not None
-        return "free", graph.values[step.value].name
+    if step.value is not None:
+        return step.kind.value, graph.values[step.value].name
     assert step.op is not None
     return _CODES[step.kind, step.in_place], graph.ops[step.op].name
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from actsolve.graph import Graph
 from actsolve.plan import Decision, Plan
-from actsolve.plan_file import Baseline, KeepAll, PlanFile, Predicted, plan_file
+from actsolve.plan_file import Baseline, KeepAll, LinkSpeeds, PlanFile, Predicted, decision_of, plan_file
 from actsolve.problem import Problem
 from actsolve.schedule import Schedule, StepKind
 from actsolve.simulate import Timeline
@@ -39,6 +39,7 @@ class Attempt:
         capture_s: Wall seconds of tracing.
         cost_s: Wall seconds of measuring or modelling op costs.
         loss_inside: Whether the loss is part of the step; if not, memory outside the module is not budgeted.
+        links_source: Where the speeds of the problem's links come from; empty if it has none.
         smallest_bytes: Where nothing fits: the smallest budget that a plan was found for.
         notes: What else is to be said in reports.
     """
@@ -52,6 +53,7 @@ class Attempt:
     capture_s: float = 0.0
     cost_s: float = 0.0
     loss_inside: bool = True
+    links_source: str = ""
     smallest_bytes: int | None = None
     notes: tuple[str, ...] = field(default=())
 
@@ -76,6 +78,9 @@ class Attempt:
             "static_bytes": self.static.total_bytes,
             "static": self.static.breakdown(),
             "optimizer_bytes": self.problem.optimizer_bytes,
+            "host_budget_bytes": self.problem.host_budget_bytes,
+            "links": None if self.problem.links is None else LinkSpeeds.model_validate(self.problem.links).model_dump(),
+            "links_source": self.links_source,
             "status": self.plan.status.value,
             "objective_s": None,
             "bound_s": None,
@@ -150,9 +155,10 @@ class Planned(Attempt):
         totals = {d.value: {"count": 0, "bytes": 0} for d in Decision}
         replayed = {step.op for step in self.schedule.steps if step.kind is StepKind.REPLAY}
         for value in self.graph.decidable:
-            if value not in self.plan.kept and self.graph.values[value].producer not in replayed:
+            decision = decision_of(self.plan, value)
+            if decision is Decision.RECOMPUTE and self.graph.values[value].producer not in replayed:
                 continue
-            total = totals[(Decision.KEEP if value in self.plan.kept else Decision.RECOMPUTE).value]
+            total = totals[decision.value]
             total["count"] += 1
             total["bytes"] += self.graph.values[value].size_bytes
         return totals
@@ -187,7 +193,7 @@ class Planned(Attempt):
         )
 
     def _predicted(self) -> Predicted:
-        return Predicted(peak_bytes=self.timeline.peak_bytes, step_s=self.timeline.step_s, recompute_s=self.timeline.recompute_s)
+        return Predicted.model_validate(self.timeline)
 
 
 def _baseline(result: BaselineResult) -> Baseline:

@@ -7,19 +7,25 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import torch
+from torch.utils._pytree import tree_leaves
+
 from actsolve.capture.captured import Captured
 from actsolve.check import check
 from actsolve.cost.hardware import profile
 from actsolve.cost.layout_check import capture_as_laid_out
+from actsolve.cost.link_speed import EMULATED, LinkSpeed, host_budget_of, links_of
 from actsolve.cost.measure import measure_costs
 from actsolve.cost.optimizers import optimizer_memory
 from actsolve.cost.roofline import roofline_costs
-from actsolve.errors import InfeasibleBudget
+from actsolve.errors import FileFormatError, InfeasibleBudget
 from actsolve.graph import Kind
 from actsolve.infeasible import baseline_too_large, infeasible_budget, loaded_too_large
+from actsolve.json_file import shown
+from actsolve.links import Links
 from actsolve.pins import pinned_values, refuse_unknown_modules
 from actsolve.plan import Plan
-from actsolve.plan_file import PlanFile, load_plan
+from actsolve.plan_file import PlanFile, load_plan, offloaded_by
 from actsolve.planned import Attempt, BaselineResult, Planned
 from actsolve.planners import BASELINES, PLANNERS, Progress, plan, require_solver, smallest_budget
 from actsolve.problem import Costs, Problem
@@ -63,6 +69,8 @@ class Prepared:
         capture_s: Wall seconds of tracing.
         cost_s: Wall seconds of measuring or modelling op costs.
         loss_inside: Whether the loss is part of the step.
+        links_source: Where the speeds of the problem's links come from.
+        notes: What a report has to say of the problem.
         seeds: Plans to start from.
     """
 
@@ -74,6 +82,8 @@ class Prepared:
     capture_s: float
     cost_s: float
     loss_inside: bool
+    links_source: str = ""
+    notes: tuple[str, ...] = ()
     seeds: tuple[Plan, ...] = field(default=())
 
 
@@ -114,6 +124,7 @@ def prepare(
     tangents: frozenset[str] | None = None,
     listener: Listener | None = None,
     suits: Callable[[Captured], None] = lambda _: None,
+    link: LinkSpeed | None = None,
 ) -> Prepared:
     """Return ``step`` captured, costed, and with its budget resolved and its pins in place.
 
@@ -125,6 +136,7 @@ def prepare(
         tangents: Which outputs the backward starts from, if an earlier step has shown it.
         listener: Told how it goes.
         suits: Looks at the trace before any op is measured, and raises if it is not the one wanted.
+        link: How fast copies to the host are, if that is known; else as the settings say.
     """
     listener = listener or Listener()
     target = target or type(step.model).__name__
@@ -137,11 +149,14 @@ def prepare(
     listener.stage("costing ops")
     start = time.perf_counter()
     costs = costs_of(captured, settings.hardware, listener)
+    if link is None:
+        link = link_of(step, settings, listener)
     cost_s = time.perf_counter() - start
 
-    problem, static = problem_of(captured, costs, step, settings)
+    problem, static = problem_of(captured, costs, step, settings, link.links)
     reserve, inside = reserve_of(step, settings), loss_inside(step, captured)
-    prepared = Prepared(target, captured, problem, static, reserve, capture_s, cost_s, inside)
+    notes = (link.note,) if link.note else ()
+    prepared = Prepared(target, captured, problem, static, reserve, capture_s, cost_s, inside, link.source, notes)
     return with_budget(prepared, mem_budget, settings, listener=listener)
 
 
@@ -188,7 +203,27 @@ def costs_of(captured: Captured, hardware: str, listener: Listener | None = None
     return roofline_costs(captured.graph, profile(hardware))
 
 
-def problem_of(captured: Captured, costs: Costs, step: TrainingStep, settings: Settings) -> tuple[Problem, StaticMemory]:
+def link_of(step: TrainingStep, settings: Settings, listener: Listener | None = None) -> LinkSpeed:
+    """Return how fast copies to the host are; no link where the host budget is 0."""
+    if settings.host_budget_bytes == 0:
+        return LinkSpeed(None, note="Nothing is offloaded: the host budget is 0.")
+    device = device_of(step)
+    if settings.hardware == "auto" and device.type == "cuda" and None in (settings.h2d, settings.d2h):
+        (listener or Listener()).stage("measuring the link to the host")
+    wanted = settings.host_budget_bytes is not None
+    return links_of(settings.hardware, device, h2d=settings.h2d, d2h=settings.d2h, wanted=wanted)
+
+
+def device_of(step: TrainingStep) -> torch.device:
+    """Return what the step runs on: the first device among its parameters and inputs that is no CPU."""
+    tensors = [*step.model.parameters(), *step.model.buffers(), *tree_leaves((step.args, step.kwargs))]
+    devices = (t.device for t in tensors if isinstance(t, torch.Tensor))
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+
+
+def problem_of(
+    captured: Captured, costs: Costs, step: TrainingStep, settings: Settings, links: Links | None = None
+) -> tuple[Problem, StaticMemory]:
     """Return the problem without a budget yet, and the static memory by kind, without a reserve."""
     graph = captured.graph
     parameters = [p for p in step.model.parameters() if p.requires_grad]
@@ -196,7 +231,18 @@ def problem_of(captured: Captured, costs: Costs, step: TrainingStep, settings: S
     accumulated = sum(p.numel() * p.element_size() for p in parameters) if settings.grads == "accumulate" else 0
     static = static_memory(graph, memory, accumulated_bytes=accumulated, given_bytes=settings.static_bytes)
     kept, recomputed = pinned_values(graph, settings.keep, settings.recompute)
-    return Problem(graph, costs, _UNLIMITED, static.total_bytes, memory.temporary_bytes, kept, recomputed), static
+    problem = Problem(
+        graph,
+        costs,
+        _UNLIMITED,
+        static.total_bytes,
+        memory.temporary_bytes,
+        pinned_keep=kept,
+        pinned_recompute=recomputed,
+        links=links,
+        host_budget_bytes=None if links is None else host_budget_of(settings.hardware, settings.host_budget_bytes),
+    )
+    return problem, static
 
 
 def reserve_of(step: TrainingStep, settings: Settings) -> Reserve:
@@ -280,8 +326,10 @@ def planned_from_file(
         FileFormatError: the plan cannot be read, or is of another training step.
         InfeasibleBudget: with the workspace and static memory of here it does not fit.
     """
+    where = f"plan of {file.target}" if isinstance(file, PlanFile) else file
     if not isinstance(file, PlanFile):
         file = load_plan(file)
+    _refuse_unknown_planner(file, where)
     settings = settings or Settings()
     settings.refuse_pins_of_a_saved_plan()
     prepared = prepare(
@@ -291,15 +339,34 @@ def planned_from_file(
         target=target or file.target,
         listener=listener,
         suits=lambda captured: file.check_matches(captured.graph),
+        link=_link_of_file(file, step, settings),
     )
     schedule, kept = file.decode(prepared.captured.graph)
+    offloaded = offloaded_by(prepared.captured.graph, schedule)
     note = "The plan was loaded; what was proved of it when it was made may not hold for the costs of here."
-    attempt = replace(_attempt(prepared, Plan(file.planner, kept, solve_s=file.solve_s)), notes=(note,))
+    attempt = _attempt(prepared, Plan(file.planner, kept, offloaded=offloaded, solve_s=file.solve_s))
+    attempt = replace(attempt, notes=(note, *prepared.notes))
     timeline = simulate(prepared.problem, schedule)
     if not timeline.fits:
         raise _with_attempt(loaded_too_large(timeline, prepared.static), attempt)
     check(prepared.problem, schedule)
     return prepared.captured, attempt.with_timeline(timeline)
+
+
+def _refuse_unknown_planner(file: PlanFile, where: str | os.PathLike[str]) -> None:
+    if file.planner not in PLANNERS:
+        known = ", ".join(PLANNERS)
+        why = f"its planner, {shown(file.planner)!r}, is none of {known}"
+        raise FileFormatError("cannot use the plan file", where=shown(where), why=why)
+
+
+def _link_of_file(file: PlanFile, step: TrainingStep, settings: Settings) -> LinkSpeed | None:
+    """The link that a saved plan was made for, if the settings name no other. Nothing is measured for a plan that is made."""
+    if settings.h2d is not None or settings.d2h is not None:
+        return None
+    links = file.link_speeds()
+    emulated = links is not None and settings.hardware == "auto" and device_of(step).type != "cuda"
+    return LinkSpeed(links, "the plan file" if links is not None else "", EMULATED if emulated else "")
 
 
 def _attempt(prepared: Prepared, found: Plan) -> Attempt:
@@ -314,6 +381,8 @@ def _attempt(prepared: Prepared, found: Plan) -> Attempt:
         capture_s=prepared.capture_s,
         cost_s=prepared.cost_s,
         loss_inside=prepared.loss_inside,
+        links_source=prepared.links_source,
+        notes=prepared.notes,
     )
 
 
@@ -324,7 +393,7 @@ def _with_attempt(error: InfeasibleBudget, attempt: Attempt) -> InfeasibleBudget
 
 def timeline_of(problem: Problem, found: Plan) -> Timeline:
     """Return the simulated schedule of a plan."""
-    return simulate(problem, build_schedule(problem.graph, found.kept, found.early))
+    return simulate(problem, build_schedule(problem.graph, found.kept, found.early, found.offloaded))
 
 
 def baselines_of(problem: Problem) -> dict[str, BaselineResult]:

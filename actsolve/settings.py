@@ -10,6 +10,10 @@ import torch
 from actsolve.cost.optimizers import optimizer_memory
 from actsolve.errors import UsageError
 from actsolve.planners import BASELINES, PLANNERS, PlannerOptions, Progress
+from actsolve.units import MAX_BYTES
+
+_SIZES = ("static_bytes", "reserve_bytes", "host_budget_bytes")
+_SPEEDS = ("h2d", "d2h")
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,10 @@ class Settings:
         grads: ``none`` if ``.grad`` is None when a step begins (``set_to_none``), ``accumulate`` if it is there already.
         static_bytes: Stands for parameters, buffers, inputs, optimizer state and reserve if given.
         reserve_bytes: Left free for the allocator; None is 0 on a CPU and 5% of the budget for a GPU.
+        host_budget_bytes: Cap on host memory for what is offloaded; 0 offloads nothing. None is 80% of what is available here
+            where the plan is to run here, and no cap for a profile.
+        h2d: Bytes per second from host to device; None is that of the hardware.
+        d2h: Bytes per second from device to host; likewise.
         keep: Module paths whose values must be kept.
         recompute: Module paths whose values must not be kept.
     """
@@ -39,6 +47,9 @@ class Settings:
     grads: str = "none"
     static_bytes: int | None = None
     reserve_bytes: int | None = None
+    host_budget_bytes: int | None = None
+    h2d: float | None = None
+    d2h: float | None = None
     keep: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
 
@@ -60,9 +71,14 @@ class Settings:
             raise UsageError(f"cannot use gap={self.gap!r}", why="it is a share of the extra time", try_="0.01")
         if not 0 < self.time_limit_s < float("inf"):
             raise UsageError(f"cannot use a time limit of {self.time_limit_s!r} s", why="it is not positive", try_="60")
-        for name, size in (("static_bytes", self.static_bytes), ("reserve_bytes", self.reserve_bytes)):
+        for name in _SIZES:
+            size = getattr(self, name)
             if size is not None and size < 0:
                 raise UsageError(f"cannot use {name}={size}", why="it is negative")
+        for name in _SPEEDS:
+            speed = getattr(self, name)
+            if speed is not None and not 1 <= speed <= MAX_BYTES:
+                raise UsageError(f"cannot use {name}={speed!r}", why="it is no speed of a link", try_=f"{name}=25e9, for 25 GB/s")
 
     def _refuse_wrong_types(self) -> None:
         kinds: dict[str, tuple[tuple[type, ...], str]] = {
@@ -72,7 +88,8 @@ class Settings:
             ),
             **dict.fromkeys(("hardware", "planner", "solver", "grads"), ((str,), "its name, a string")),
             **dict.fromkeys(("gap", "time_limit_s"), ((Real,), "a number")),
-            **dict.fromkeys(("static_bytes", "reserve_bytes"), ((Integral, type(None)), "bytes, as an int, or None")),
+            **dict.fromkeys(_SIZES, ((Integral, type(None)), "bytes, as an int, or None")),
+            **dict.fromkeys(_SPEEDS, ((Real, type(None)), "bytes per second, as a number, or None")),
         }
         for name, (types, try_) in kinds.items():
             given = getattr(self, name)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hand_made import HAND_MADE
 from hypothesis import HealthCheck, settings
+from offload_plans import hand_made_plan, with_links
 from strategies import random_problem
 
 from actsolve import json_file
 from actsolve.errors import ActsolveError, FileFormatError
 from actsolve.plan import Plan
-from actsolve.plan_file import PlanFile, plan_file
-from actsolve.problem import Problem
+from actsolve.plan_file import PlanFile, Predicted, plan_file
+from actsolve.problem import Costs, Problem
 from actsolve.schedule import Schedule, build_schedule
+from actsolve.simulate import simulate
 
 # The folder is shared by all examples: each writes its files anew.
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -28,7 +32,7 @@ def keep_all(problem: Problem) -> tuple[Plan, Schedule]:
 
 def a_plan(seed: int = 5) -> tuple[Problem, PlanFile]:
     """A plan file with every field in use."""
-    problem = random_problem(seed)
+    problem = replace(with_links(random_problem(seed)), host_budget_bytes=2**30)
     plan, schedule = keep_all(problem)
     figures: dict[str, Any] = {
         "static_bytes": {"parameters": 12, "reserve": 0},
@@ -41,6 +45,16 @@ def a_plan(seed: int = 5) -> tuple[Problem, PlanFile]:
         "baselines": {"sqrt_l": {"peak_bytes": 70, "step_s": 2.0, "fits": True}, "per_layer": {"note": "no layers"}},
     }
     return problem, plan_file(problem, plan, schedule, target="gpt_mini", **figures)
+
+
+def an_offload_plan() -> PlanFile:
+    """A plan file that offloads, for `HAND_MADE`."""
+    n = len(HAND_MADE.ops)
+    problem = replace(with_links(Problem(HAND_MADE, Costs((1e-3,) * n, (1e-3,) * n, (0,) * n), 40_000)), host_budget_bytes=8192)
+    plan = hand_made_plan()
+    schedule = build_schedule(HAND_MADE, plan.kept, plan.early, plan.offloaded)
+    predicted = Predicted.model_validate(simulate(problem, schedule))
+    return plan_file(problem, plan, schedule, target="hand-made", predicted=predicted)
 
 
 def message_of(action: Callable[[], object], path: Path | str, error: type[ActsolveError] = FileFormatError) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import random
 import stat
 import subprocess
 import sys
@@ -13,16 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from file_samples import a_plan, keep_all, message_of, quick
+from file_samples import a_plan, an_offload_plan, keep_all, message_of, quick
+from hand_made import HAND_MADE
 from hypothesis import given
 from hypothesis import strategies as st
+from offload_plans import drawn_plan, with_links
 from strategies import costs_for, problems, random_problem, random_training_graph, training_graphs
 
 from actsolve.errors import FileFormatError, UsageError
 from actsolve.graph import Graph, Op, Value
 from actsolve.graph_file import CostsModel, OpModel, ValueModel, load_graph, save_graph
 from actsolve.plan import Decision, Plan, Status
-from actsolve.plan_file import load_plan, plan_file
+from actsolve.plan_file import load_plan, offloaded_by, plan_file
 from actsolve.planners import PLANNERS, PlannerOptions, plan
 from actsolve.problem import Costs, Problem
 from actsolve.schedule import build_schedule
@@ -79,6 +83,89 @@ def test_a_plan_with_replays_decodes(tmp_path: Path) -> None:
         assert load_plan(tmp_path / "plan.json").decode(graph) == (schedule, kept)
         n_replays += sum(step.kind == "replay" for step in schedule.steps)
     assert n_replays > 40
+
+
+def test_plans_that_offload_read_back_and_decode(tmp_path: Path) -> None:
+    n_offloaded = 0
+    for seed in range(60):
+        problem = replace(with_links(random_problem(seed)), host_budget_bytes=10**6)
+        found = drawn_plan(problem, random.Random(seed))
+        schedule = build_schedule(problem.graph, found.kept, offloaded=found.offloaded)
+        file = plan_file(problem, found, schedule)
+        file.save(tmp_path / "plan.json")
+        loaded = load_plan(tmp_path / "plan.json")
+        assert loaded == file and loaded.link_speeds() == problem.links and loaded.host_budget_bytes == 10**6
+        assert loaded.decode(problem.graph) == (schedule, found.kept)
+        copies = offloaded_by(problem.graph, schedule)
+        assert build_schedule(problem.graph, found.kept, offloaded=copies) == schedule
+        offloaded = {problem.graph.values[v].name for v in found.offloaded}
+        assert {name for name, d in loaded.decisions.items() if d is Decision.OFFLOAD} == offloaded
+        n_offloaded += len(offloaded)
+    assert n_offloaded > 60
+
+
+def test_a_plan_that_offloads_as_text() -> None:
+    file = an_offload_plan()
+    assert file.steps[:4] == (("compute", "mm"), ("copy_out", "a"), ("compute", "split"), ("wait_out", "a"))
+    moves = [step for step in file.steps if step[0] not in ("compute", "compute_in_place", "free")]
+    assert [step for step in moves if step[1] == "a"] == [(c, "a") for c in ("copy_out", "wait_out", "copy_back", "wait_back")]
+    assert file.links is not None and file.links.model_dump() == {"d2h": 1e6, "h2d": 2e6, "d2h_both": 0.75e6, "h2d_both": 0.5e6}
+    assert file.decisions["a"] is Decision.OFFLOAD and file.host_budget_bytes == 8192
+
+
+def test_a_plan_of_before_there_were_links_is_read(tmp_path: Path) -> None:
+    problem, file = a_plan()
+    old = {k: v for k, v in file.model_dump(mode="json").items() if k not in ("links", "host_budget_bytes")}
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    loaded = load_plan(tmp_path / "old.json")
+    assert loaded == file.model_copy(update={"links": None, "host_budget_bytes": None}) and loaded.link_speeds() is None
+    loaded.decode(problem.graph)
+
+
+def test_copies_that_cannot_be_are_refused() -> None:
+    file, where = an_offload_plan(), "plan of hand-made"
+
+    def tampered(**update: Any) -> str:
+        return message_of(lambda: file.model_copy(update=update).decode(HAND_MADE), where)
+
+    def without(*steps: tuple[str, str]) -> Any:
+        return tuple(step for step in file.steps if step not in steps)
+
+    assert "its steps copy to the host, and it names no speed of a link" in tampered(links=None)
+    assert "6144 bytes are offloaded, more than the host's budget of 6143 bytes" in tampered(host_budget_bytes=6143)
+    for code in ("copy_out", "wait_out", "copy_back", "wait_back"):
+        assert "no valid schedule" in tampered(steps=without((code, "a"))), code
+        assert "no valid schedule" in tampered(steps=((code, "a"), *file.steps)), code
+        assert "a step names nobody, which the graph has not" in tampered(steps=(*file.steps, (code, "nobody"))), code
+        assert "a step names mm, which the graph has not" in tampered(steps=(*file.steps, (code, "mm"))), code
+    for decision in (Decision.KEEP, Decision.RECOMPUTE):
+        assert f"a is '{decision}', and the steps say otherwise" in tampered(decisions={**file.decisions, "a": decision})
+    assert "e is 'offload', and the steps say otherwise" in tampered(decisions={**file.decisions, "e": Decision.OFFLOAD})
+
+
+def test_a_copy_that_never_comes_back_or_twice_is_refused() -> None:
+    """Steps that the checker lets pass, and that no plan can say."""
+    file = an_offload_plan()
+
+    def changed(*steps: Any) -> str:
+        return message_of(lambda: file.model_copy(update={"steps": steps}).decode(HAND_MADE), "plan of hand-made")
+
+    without_b = [step for step in file.steps if step != ("free", "b")]  # b is read in the forward alone
+    after = without_b.index(("compute", "dropout")) + 1
+    moves = (("copy_out", "b"), ("wait_out", "b"), ("free", "b"))
+    assert "b is copied out and never back" in changed(*without_b[:after], *moves, *without_b[after:])
+    assert "a is copied back twice" in changed(*file.steps, ("copy_back", "a"), ("wait_back", "a"), ("free", "a"))
+
+
+def test_what_is_no_value_to_decide_on_is_not_copied() -> None:
+    """The new content of a buffer, copied out and back when the forward has ended: the checker lets it pass."""
+    file = an_offload_plan()
+    without = [step for step in file.steps if step != ("free", "new")]
+    after = without.index(("compute", "loss")) + 1
+    moves = [(code, "new") for code in ("copy_out", "wait_out", "free", "copy_back", "wait_back", "free")]
+    odd = file.model_copy(update={"steps": (*without[:after], *moves, *without[after:])})
+    message = message_of(lambda: odd.decode(HAND_MADE), "plan of hand-made")
+    assert "a step copies new, which is no value to decide on" in message
 
 
 def test_a_plan_with_all_its_figures_reads_back_equal(tmp_path: Path) -> None:

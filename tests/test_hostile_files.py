@@ -106,8 +106,23 @@ PLAN_EDITS = [
     *[("status", bad) for bad in ("OPTIMAL", "", None, 3)],
     *[
         ("steps", bad)
-        for bad in (None, {}, "compute", [["compute"]], [["compute", "a", "b"]], [["jump", "a"]], [["free", 1]], [[]])
+        for bad in (
+            None,
+            {},
+            "compute",
+            [["compute"]],
+            [["compute", "a", "b"]],
+            [["jump", "a"]],
+            [["copy", "a"]],
+            [["copy_out", 1]],
+            [["free", 1]],
+            [[]],
+        )
     ],
+    *[("links.d2h", bad) for bad in (0, 0.5, -1.0, 2**63, 10**400, 1e300, "25GB/s", None, True, [])],
+    *[("links.h2d_both", bad) for bad in (0, -1.0, 1e300, "1", [])],
+    *[("links", bad) for bad in ({}, {"d2h": 1e9}, 25e9, [1e9, 1e9], {"d2h": 1e9, "h2d": 1e9, "nvme": 1e9})],
+    *[("host_budget_bytes", bad) for bad in BAD_NUMBERS if bad is not None],
     *[("decisions", bad) for bad in (None, [], {"v0": "burn"}, {"v0": None}, {"": "keep"})],
     *[("graph.fingerprint", bad) for bad in (None, "", 3)],
     *[("target", bad) for bad in (None, 3, "\x1b[31m", "a\nb", "x" * (2**20 + 1), "\u202eevil")],

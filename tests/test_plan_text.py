@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from golden_text import assert_golden
-from hand_made import HAND_MADE, OPS, S
+from hand_made import HAND_MADE, OPS, A, S
+from offload_plans import HAND_MADE_COPIES, hand_made_plan, with_links
 
-from actsolve.plan import Plan, Status
+from actsolve.links import Links
+from actsolve.plan import Copies, Plan, Status
 from actsolve.planned import Attempt, BaselineResult, Planned
 from actsolve.planners import BASELINES, plan
 from actsolve.problem import Costs, Problem
 from actsolve.report.compare_text import compare_json, compare_text
 from actsolve.report.plan_text import plan_text
 from actsolve.report.run_text import run_text
-from actsolve.schedule import build_schedule
+from actsolve.schedule import NO_COPIES, build_schedule
 from actsolve.simulate import Timeline, simulate
 from actsolve.static_memory import StaticMemory
 
@@ -36,15 +39,15 @@ MEASURED: dict[str, Any] = {
 }
 
 
-def timeline(problem: Problem, kept: frozenset[int]) -> Timeline:
-    return simulate(problem, build_schedule(problem.graph, kept))
+def timeline(problem: Problem, kept: frozenset[int], offloaded: Mapping[int, Copies] = NO_COPIES) -> Timeline:
+    return simulate(problem, build_schedule(problem.graph, kept, offloaded=offloaded))
 
 
 def planned(plan_: Plan, problem: Problem = PROBLEM, **fields: Any) -> Planned:
     baselines = {name: BaselineResult(timeline(problem, plan(problem, name).kept)) for name in BASELINES}
     keep_all = timeline(problem, EVERYTHING)
     attempt = Attempt(target="hand-made", problem=problem, plan=plan_, keep_all=keep_all, baselines=baselines, static=STATIC)
-    return replace(attempt.with_timeline(timeline(problem, plan_.kept)), **fields)
+    return replace(attempt.with_timeline(timeline(problem, plan_.kept, plan_.offloaded)), **fields)
 
 
 def dropped(*names: str, **fields: Any) -> Plan:
@@ -69,6 +72,10 @@ def reports() -> dict[str, str]:
             smallest_bytes=20_000,
         )
     }
+    linked = replace(with_links(PROBLEM), host_budget_bytes=8192)
+    offloads = planned(hand_made_plan(), linked, links_source="given", notes=("Copies are emulated.",))
+    uncapped = replace(linked, host_budget_bytes=None, links=Links(25e9, 24.8e9))
+    all_three = replace(dropped("a", "d"), offloaded={A: HAND_MADE_COPIES[A]})
     return {
         "a plan that was run": plan_text(planned(proven), MEASURED),
         "a plan that fits as it is": plan_text(planned(Plan("milp", EVERYTHING, status=Status.OPTIMAL, bound_s=0.0), roomy)),
@@ -81,6 +88,11 @@ def reports() -> dict[str, str]:
             ),
             {**MEASURED, "peak_bytes": 25_001, "gradients": 1.5e-4},
         ),
+        "a plan that offloads": plan_text(offloads),
+        "a plan that does all three, over one link, without a cap": plan_text(planned(all_three, uncapped)),
+        "every planner, one of which offloads": compare_text(
+            {"milp": offloads, "keep_all": planned(plan(linked, "keep_all"), linked)}
+        ),
         "every planner": compare_text({"milp": planned(proven), **others}),
         "every planner, run": compare_text(
             {"milp": planned(proven), **others}, {"milp": MEASURED, "sqrt_l": {**MEASURED, "gradients": 0.25}}
@@ -89,13 +101,14 @@ def reports() -> dict[str, str]:
         "training": run_text(
             {
                 **{"losses": [1.5, None, 0.25], "peak_bytes": 999, "budget_bytes": 1000, "predicted_peak_bytes": 998},
-                **{"step_s": 0.5, "predicted_step_s": 0.4},
+                **{"step_s": 0.5, "predicted_step_s": 0.4, "d2h_bytes": 2**30, "h2d_bytes": 2**29, "host_peak_bytes": 2**30},
+                "predicted_stall_s": 0.025,
             }
         ),
         "training over the budget": run_text(
             {
                 **{"losses": [1.5], "peak_bytes": 1001, "budget_bytes": 1000, "predicted_peak_bytes": 998},
-                **{"step_s": None, "predicted_step_s": 0.4},
+                **{"step_s": None, "predicted_step_s": 0.4, "d2h_bytes": 0},
             }
         ),
     }
@@ -124,6 +137,23 @@ def test_a_share_that_cannot_be_taken_is_a_dash() -> None:
     free = replace(PROBLEM, costs=replace(COSTS, seconds=(0.0,) * len(OPS), replay_seconds=(0.0,) * len(OPS)))
     text = plan_text(planned(dropped("a"), free))
     assert "nan" not in text and "inf" not in text
+
+
+def test_an_offload_plan_as_data() -> None:
+    linked = replace(with_links(PROBLEM), host_budget_bytes=8192)
+    found = planned(hand_made_plan(), linked, links_source="given")
+    data, t = found.as_json(), found.timeline
+    assert data["predicted"] == {
+        **{"peak_bytes": t.peak_bytes, "step_s": t.step_s, "recompute_s": 0.0, "stall_s": t.stall_s},
+        **{"d2h_bytes": 6144, "h2d_bytes": 6144, "host_peak_bytes": 6144},
+    }
+    assert data["decisions"]["offload"] == {"count": 2, "bytes": 6144} and data["decisions"]["recompute"]["count"] == 0
+    assert data["links"] == {"d2h": 1e6, "h2d": 2e6, "d2h_both": 0.75e6, "h2d_both": 0.5e6}
+    assert (data["host_budget_bytes"], data["links_source"]) == (8192, "given")
+    assert found.objective_s == pytest.approx(t.stall_s)
+    compared = compare_json({"milp": found, "keep_all": planned(plan(linked, "keep_all"), linked)})
+    assert compared["links"] == data["links"] and compared["host_budget_bytes"] == 8192
+    assert compared["planners"]["milp"]["stall_s"] == t.stall_s and compared["planners"]["keep_all"]["d2h_bytes"] == 0
 
 
 def test_compare_as_data() -> None:

@@ -9,7 +9,7 @@ import typer
 
 from actsolve.errors import UsageError
 from actsolve.json_file import write_json
-from actsolve.units import parse_bytes
+from actsolve.units import parse_bytes, parse_speed
 
 if TYPE_CHECKING:
     from actsolve.settings import Settings
@@ -75,6 +75,36 @@ Hardware = Annotated[
         help="auto: measure each op here. Or a profile: a100, h100, 4090, ..., or its .json file.", rich_help_panel=_HOW
     ),
 ]
+HostBudget = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Cap on host memory for what is offloaded: 32GiB, bytes; 0 offloads nothing. By default 80% of what is available "
+        "here; no cap with a profile.",
+        rich_help_panel=_HOW,
+        show_default=False,
+    ),
+]
+H2d = Annotated[
+    str | None,
+    typer.Option(
+        "--h2d",
+        metavar="SPEED",
+        help="Copies from host to device: 25GB/s, 800MB/s. By default that of the hardware; a CPU has none, and emulates it.",
+        rich_help_panel=_HOW,
+        show_default=False,
+    ),
+]
+D2h = Annotated[
+    str | None,
+    typer.Option(
+        "--d2h",
+        metavar="SPEED",
+        help="Copies from device to host; likewise. Of two unknown directions one given stands for both.",
+        rich_help_panel=_HOW,
+        show_default=False,
+    ),
+]
 Planner = Annotated[str, typer.Option(help="milp, keep_all, sqrt_l or per_layer.", rich_help_panel=_HOW)]
 Solver = Annotated[str, typer.Option(help="highs, cbc, or another that PuLP knows.", rich_help_panel=_HOW)]
 Gap = Annotated[float, typer.Option(help="Share of the extra time that need not be proven.", rich_help_panel=_HOW)]
@@ -90,6 +120,15 @@ Recompute = Annotated[
     typer.Option(metavar="MODULE", help="Recompute what this module computes; may be repeated.", rich_help_panel=_HOW),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.", rich_help_panel=_OUT)]
+Timeline = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write the simulated step to this file as a Chrome trace, for chrome://tracing or ui.perfetto.dev.",
+        rich_help_panel=_OUT,
+        show_default=False,
+    ),
+]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result to this file.", rich_help_panel=_OUT)]
 
 
@@ -100,6 +139,9 @@ def settings_from(
     grads: str,
     static_bytes: str | None,
     reserve: str | None,
+    host_budget: str | None,
+    h2d: str | None,
+    d2h: str | None,
     planner: str = "milp",
     solver: str = "highs",
     gap: float = 0.01,
@@ -126,6 +168,9 @@ def settings_from(
         grads="none" if grads == "set_to_none" else grads,
         static_bytes=None if static_bytes is None else parse_bytes(static_bytes, what="--static-bytes"),
         reserve_bytes=None if reserve is None else parse_bytes(reserve, what="--reserve"),
+        host_budget_bytes=None if host_budget is None else parse_bytes(host_budget, what="--host-budget"),
+        h2d=None if h2d is None else parse_speed(h2d, what="--h2d"),
+        d2h=None if d2h is None else parse_speed(d2h, what="--d2h"),
         keep=tuple(keep or ()),
         recompute=tuple(recompute or ()),
     )
@@ -152,7 +197,7 @@ def write_result(path: Path | None, content: dict[str, Any]) -> None:
         write_json(path, content, what="result")
 
 
-def require_writable(path: Path | None) -> None:
+def require_writable(path: Path | None, flag: str = "--out", what: str = "result") -> None:
     """Raise UsageError unless a file can be written there: better now than after a minute of solving."""
     if path is None:
         return
@@ -167,4 +212,4 @@ def require_writable(path: Path | None) -> None:
     elif not os.access(folder, os.W_OK):
         reason = f"{folder} is not writable"
     if reason is not None:
-        raise UsageError("cannot write the result", where=str(path), why=reason, try_="--out with a path that you may write")
+        raise UsageError(f"cannot write the {what}", where=str(path), why=reason, try_=f"{flag} with a path that you may write")

@@ -10,6 +10,7 @@ import typer
 from actsolve.cli import flags
 from actsolve.cli.session import session
 from actsolve.errors import InfeasibleBudget
+from actsolve.json_file import write_json
 
 
 def optimize(
@@ -23,20 +24,25 @@ def optimize(
     static_bytes: flags.StaticBytes = None,
     reserve: flags.Reserve = None,
     hardware: flags.Hardware = "auto",
+    host_budget: flags.HostBudget = None,
+    h2d: flags.H2d = None,
+    d2h: flags.D2h = None,
     planner: flags.Planner = "milp",
     solver: flags.Solver = "highs",
     gap: flags.Gap = 0.01,
     time_limit: flags.TimeLimit = 60.0,
     keep: flags.Keep = [],  # noqa: B006
     recompute: flags.Recompute = [],  # noqa: B006
+    timeline: flags.Timeline = None,
     out: flags.Out = None,
     as_json: flags.Json = False,
 ) -> None:
-    """Plan what to keep and what to recompute, within a memory budget."""
+    """Plan what to keep, recompute or offload, within a memory budget."""
     with session(as_json) as s:
         from actsolve.api import module_of
         from actsolve.cost.optimizers import new_optimizer
         from actsolve.planning import Listener, plan_training_step
+        from actsolve.report.chrome_trace import chrome_trace
         from actsolve.report.plan_text import plan_text
         from actsolve.runtime.measured_run import measure_runs
         from actsolve.smaller_batch import with_batch
@@ -45,12 +51,16 @@ def optimize(
 
         parse_budget(mem_budget)
         flags.require_writable(out)
+        flags.require_writable(timeline, "--timeline", "timeline")
         settings = flags.settings_from(
             optimizer=optimizer,
             hardware=hardware,
             grads=grads,
             static_bytes=static_bytes,
             reserve=reserve,
+            host_budget=host_budget,
+            h2d=h2d,
+            d2h=d2h,
             planner=planner,
             solver=solver,
             gap=gap,
@@ -68,6 +78,8 @@ def optimize(
             raise with_batch(error, loaded, overrides, settings, listener) from None
         if out is not None:
             planned.plan_file.save(out)
+        if timeline is not None:
+            write_json(timeline, chrome_trace(planned.timeline), what="timeline")
         measured = None
         if run:
             modules = {"the plan": module_of(step, captured, planned)}

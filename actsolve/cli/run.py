@@ -10,8 +10,6 @@ import typer
 
 from actsolve.cli import flags
 from actsolve.cli.session import session
-from actsolve.errors import FileFormatError
-from actsolve.json_file import shown
 
 
 def run(
@@ -28,6 +26,9 @@ def run(
     static_bytes: flags.StaticBytes = None,
     reserve: flags.Reserve = None,
     hardware: flags.Hardware = "auto",
+    host_budget: flags.HostBudget = None,
+    h2d: flags.H2d = None,
+    d2h: flags.D2h = None,
     out: flags.Out = None,
     as_json: flags.Json = False,
 ) -> None:
@@ -36,21 +37,22 @@ def run(
         from actsolve.api import module_of
         from actsolve.cost.optimizers import new_optimizer
         from actsolve.plan_file import load_plan
-        from actsolve.planners import PLANNERS
         from actsolve.planning import Listener, planned_from_file
         from actsolve.report.run_text import run_text
         from actsolve.runtime.trainer import Trainer, train
         from actsolve.target import load_target
 
         file = load_plan(plan)
-        if file.planner not in PLANNERS:
-            known = ", ".join(PLANNERS)
-            raise FileFormatError(
-                "cannot use the plan file", where=shown(plan), why=f"its planner, {shown(file.planner)!r}, is none of {known}"
-            )
         flags.require_writable(out)
         settings = flags.settings_from(
-            optimizer=optimizer, hardware=hardware, grads=grads, static_bytes=static_bytes, reserve=reserve
+            optimizer=optimizer,
+            hardware=hardware,
+            grads=grads,
+            static_bytes=static_bytes,
+            reserve=reserve,
+            host_budget=host_budget,
+            h2d=h2d,
+            d2h=d2h,
         )
         s.stage(f"building {target}")
         step = load_target(target, overrides)
@@ -71,6 +73,10 @@ def run(
             "predicted_peak_bytes": planned.timeline.peak_bytes,
             "step_s": trained.step_s,
             "predicted_step_s": planned.timeline.step_s,
+            "predicted_stall_s": planned.timeline.stall_s,
+            "d2h_bytes": planned.timeline.d2h_bytes,
+            "h2d_bytes": planned.timeline.h2d_bytes,
+            "host_peak_bytes": planned.timeline.host_peak_bytes,
         }
         flags.write_result(out, content)
         s.result(content, run_text(content))

@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from actsolve.json_file import shown
+from actsolve.plan import Decision
 from actsolve.planned import Attempt, Planned
+from actsolve.report.plan_text import link_text
 from actsolve.report.table import aligned
 from actsolve.units import format_bytes, format_seconds
 
 _AGAINST = ("sqrt_l", "per_layer")
+_OVER_THE_LINK = ("recompute_s", "stall_s", "d2h_bytes", "h2d_bytes", "host_peak_bytes")
+_OF_THE_STEP = {
+    *("target", "budget_bytes", "static_bytes", "static", "host_budget_bytes", "links", "links_source", "capture_s", "cost_s"),
+    *("costs", "unknown_costs", "keep_all", "notes"),
+}
 _SHARED_FIGURES = ("objective_s", "bound_s", "gap", "step_gap", "solve_s", "decisions", "smallest_budget_bytes")
 
 Measured = Mapping[str, Mapping[str, Any]]
@@ -28,12 +35,16 @@ def compare_text(found: Mapping[str, Attempt], measured: Measured | None = None)
     lines = [f"{shown(one.target)} within {format_bytes(budget)} ({budget} bytes), of which {format_bytes(static)} static", ""]
     header = ("simulated", "fits", "peak", "step", "over keep-all", *(f"below {name}" for name in _AGAINST), "proof")
     lines += aligned([header, *(_row(name, attempt, found) for name, attempt in found.items())], {2, 3, 4, 5, 6}, "")
+    lines += _offloading_lines(found)
     if measured:
         lines += ["", *_measured_lines(measured, budget)]
     smallest = min((a.smallest_bytes for a in found.values() if a.smallest_bytes is not None), default=None)
     if smallest is not None:
         lines += ["", f"the smallest budget found to work: {format_bytes(smallest)} ({smallest} bytes)"]
     lines += ["", f"costs: {shown(one.problem.costs.source)}"]
+    if one.problem.links is not None:
+        lines.append(f"link: {link_text(one)}")
+    lines += [f"note: {shown(note)}" for note in one.notes]
     return "\n".join(lines) + "\n"
 
 
@@ -43,13 +54,12 @@ def compare_json(found: Mapping[str, Attempt], measured: Measured | None = None)
     planners = {name: _figures(name, attempt, found) for name, attempt in found.items()}
     for name, figures in (measured or {}).items():
         planners[name]["measured"] = dict(figures)
-    shared = ("target", "budget_bytes", "static_bytes", "static", "capture_s", "cost_s", "costs", "unknown_costs", "keep_all")
-    return {**{key: value for key, value in one.as_json().items() if key in shared}, "planners": planners}
+    return {**{key: value for key, value in one.as_json().items() if key in _OF_THE_STEP}, "planners": planners}
 
 
 def _figures(name: str, attempt: Attempt, found: Mapping[str, Attempt]) -> dict[str, Any]:
     figures = attempt.as_json()
-    predicted = figures["predicted"] or {"peak_bytes": None, "step_s": None}
+    predicted = figures["predicted"] or dict.fromkeys(("peak_bytes", "step_s", *_OVER_THE_LINK))
     base_s = attempt.keep_all.step_s
     step_s = predicted["step_s"]
     return {
@@ -58,6 +68,7 @@ def _figures(name: str, attempt: Attempt, found: Mapping[str, Attempt]) -> dict[
         "peak_bytes": predicted["peak_bytes"],
         "step_s": step_s,
         "overhead": None if step_s is None or base_s <= 0 else (step_s - base_s) / base_s,
+        **{key: predicted[key] for key in _OVER_THE_LINK},
         "below": {other: _below(attempt, found.get(other)) for other in _AGAINST if other != name},
         **{key: figures[key] for key in _SHARED_FIGURES},
         "note": attempt.plan.note,
@@ -87,6 +98,18 @@ def _row(name: str, attempt: Attempt, found: Mapping[str, Attempt]) -> tuple[str
         *("-" if s is None else f"{round(s, 4) + 0.0:.1%}" for s in saved),
         "; ".join(part for part in (proof, shown(plan.note)) if part),
     )
+
+
+def _offloading_lines(found: Mapping[str, Attempt]) -> list[str]:
+    """A table of what goes over the link, if anything does."""
+    rows: list[tuple[str, ...]] = [("offloading", "values", "out", "back", "stalls", "host memory")]
+    for name, attempt in found.items():
+        if isinstance(attempt, Planned) and attempt.timeline.d2h_bytes:
+            timeline, total = attempt.timeline, attempt.decision_totals()[Decision.OFFLOAD.value]
+            sizes = map(format_bytes, (timeline.d2h_bytes, timeline.h2d_bytes))
+            host = format_bytes(timeline.host_peak_bytes)
+            rows.append((name, str(total["count"]), *sizes, format_seconds(timeline.stall_s), host))
+    return ["", *aligned(rows, {1, 2, 3, 4, 5}, "")] if len(rows) > 1 else []
 
 
 def _measured_lines(measured: Measured, budget_bytes: int) -> list[str]:

@@ -10,10 +10,10 @@ from typing import Any
 from actsolve.graph import Op
 from actsolve.json_file import shown
 from actsolve.plan import Decision
-from actsolve.planned import Planned
+from actsolve.planned import Attempt, Planned
 from actsolve.report.table import aligned
 from actsolve.schedule import StepKind
-from actsolve.units import format_bytes, format_seconds
+from actsolve.units import format_bytes, format_seconds, format_speed
 
 _MOST_ROWS = 8
 _MOST_UNKNOWN = 5
@@ -32,6 +32,7 @@ def plan_text(planned: Planned, measured: Mapping[str, Any] | None = None) -> st
         ["step time", *_time(planned)],
         ["plan", *_proof(planned)],
         ["decisions", *_decisions(planned)],
+        ["offloading", *_offloading(planned)] if planned.timeline.d2h_bytes else [],
         _places(planned, "recomputed most, by module", lambda op: _without_numbers(op.module) or "(the step itself)"),
         _places(planned, "recomputed most, by source line", lambda op: op.source or op.module or "(unknown)"),
         ["side by side, simulated", *side_by_side({"this plan": planned, **planned.baselines}, planned)],
@@ -43,11 +44,18 @@ def plan_text(planned: Planned, measured: Mapping[str, Any] | None = None) -> st
 
 def _headline(planned: Planned) -> str:
     target, budget = shown(planned.target), format_bytes(planned.problem.budget_bytes)
-    if not planned.schedule_replays:
-        return f"{target} fits {budget} as it is: nothing is recomputed"
-    recomputed = planned.decision_totals()[Decision.RECOMPUTE.value]
-    values = "1 value is" if recomputed["count"] == 1 else f"{recomputed['count']} values are"
-    return f"{target} within {budget}: {values} recomputed, {format_bytes(recomputed['bytes'])} in all"
+    totals = planned.decision_totals()
+    parts = []
+    if planned.schedule_replays:
+        parts.append(_done(totals[Decision.RECOMPUTE.value], "recomputed"))
+    if totals[Decision.OFFLOAD.value]["count"]:
+        parts.append(_done(totals[Decision.OFFLOAD.value], "offloaded"))
+    return f"{target} within {budget}: {'; '.join(parts)}" if parts else f"{target} fits {budget} as it is: nothing is recomputed"
+
+
+def _done(total: Mapping[str, int], done: str) -> str:
+    values = "1 value is" if total["count"] == 1 else f"{total['count']} values are"
+    return f"{values} {done}, {format_bytes(total['bytes'])} in all"
 
 
 def _memory(planned: Planned) -> list[str]:
@@ -69,6 +77,8 @@ def _time(planned: Planned) -> list[str]:
         ("keeping everything", format_seconds(base_s), ""),
         ("of it recomputing", format_seconds(planned.timeline.recompute_s), ""),
     ]
+    if planned.timeline.d2h_bytes:
+        rows.append(("of it waiting for copies", format_seconds(planned.timeline.stall_s), ""))
     return aligned(rows, numbers={1})
 
 
@@ -83,6 +93,8 @@ def _proof(planned: Planned) -> list[str]:
     if plan.note:
         rows.append(("note", shown(plan.note)))
     rows.append(("costs", shown(planned.problem.costs.source) or "of unknown source"))
+    if planned.problem.links is not None:
+        rows.append(("link", link_text(planned)))
     return aligned(rows)
 
 
@@ -96,11 +108,45 @@ def _decisions(planned: Planned) -> list[str]:
     return aligned(rows, numbers={1, 2})
 
 
+def _offloading(planned: Planned) -> list[str]:
+    """What goes over the link, and the host memory that it takes."""
+    timeline, host_budget = planned.timeline, planned.problem.host_budget_bytes
+    copies = {out: [c for c in timeline.copies if c.out is out] for out in (True, False)}
+    busy_s = {out: sum((c.ended_s or 0.0) - (c.began_s or 0.0) for c in some) for out, some in copies.items()}
+    of_budget = "no cap" if host_budget is None else f"{_share(timeline.host_peak_bytes, host_budget)} of its budget"
+    if host_budget is not None:
+        of_budget += f", {format_bytes(host_budget)} ({host_budget} bytes)"
+    rows = [
+        ("to the host", format_bytes(timeline.d2h_bytes), _copies(len(copies[True]), busy_s[True], timeline.step_s)),
+        ("back", format_bytes(timeline.h2d_bytes), _copies(len(copies[False]), busy_s[False], timeline.step_s)),
+        ("stalls", format_seconds(timeline.stall_s), f"{_share(timeline.stall_s, timeline.step_s)} of the step"),
+        ("host memory", format_bytes(timeline.host_peak_bytes), of_budget),
+    ]
+    return aligned(rows, numbers={1})
+
+
+def _copies(n: int, busy_s: float, step_s: float) -> str:
+    return f"{'1 copy' if n == 1 else f'{n} copies'}, {format_seconds(busy_s)}, {_share(busy_s, step_s)} of the step"
+
+
+def link_text(attempt: Attempt) -> str:
+    """Return the speeds of the link that was planned for, and where they come from."""
+    links = attempt.problem.links
+    if links is None:
+        return "none"
+    alone = f"{format_speed(links.d2h)} out, {format_speed(links.h2d)} back"
+    if links.d2h_both is None and links.h2d_both is None:
+        beside = "shared by both directions"
+    else:
+        beside = f"{format_speed(links.out(beside=True))} and {format_speed(links.back(beside=True))} beside each other"
+    return f"{alone}; {beside}" + (f"; {shown(attempt.links_source)}" if attempt.links_source else "")
+
+
 def _places(planned: Planned, heading: str, place: Callable[[Op], str]) -> list[str]:
     """Where the replays are: runs, seconds, and the bytes of the values that they bring back."""
     runs, seconds, sizes = Counter[str](), Counter[str](), Counter[str]()
     graph, costs = planned.graph, planned.problem.costs
-    decidable = frozenset(graph.decidable) - planned.plan.kept
+    decidable = frozenset(graph.decidable) - planned.plan.kept - planned.plan.offloaded.keys()
     for step in planned.schedule.steps:
         if step.kind is StepKind.REPLAY and step.op is not None:
             op = graph.ops[step.op]

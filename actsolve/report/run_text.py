@@ -17,4 +17,8 @@ def run_text(result: Mapping[str, Any]) -> str:
     rows = [("peak", format_bytes(peak), f"{within} the budget of {format_bytes(budget)}; predicted {format_bytes(predicted)}")]
     if result["step_s"] is not None:
         rows.append(("step", format_seconds(result["step_s"]), f"predicted {format_seconds(result['predicted_step_s'])}"))
+    if result["d2h_bytes"]:
+        moved = f"{format_bytes(result['d2h_bytes'])} out and {format_bytes(result['h2d_bytes'])} back a step"
+        stalls = f"predicted stalls {format_seconds(result['predicted_stall_s'])}"
+        rows.append(("host", format_bytes(result["host_peak_bytes"]), f"{moved}; {stalls}"))
     return "\n".join([*aligned(losses, indent=""), "", *aligned(rows, {1}, "")]) + "\n"
