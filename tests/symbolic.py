@@ -1,4 +1,4 @@
-"""Runs a schedule on symbols instead of tensors, to see what a device would end up with.
+"""Runs a schedule on symbols instead of tensors, to see what a device would end up with, copies to and from the host included.
 
 Content is a hash of the op and of what it read, so two runs agree exactly where every bit of a real run would: a storage that
 was overwritten reads as what overwrote it, a random op draws from a counter unless it is replayed with a saved state, and a
@@ -29,9 +29,8 @@ def outcome(graph: Graph, schedule: Schedule) -> Outcome:
         n for n, s in enumerate(schedule.steps) if s.kind is StepKind.COMPUTE and s.op is not None and s.op < graph.n_forward
     ]
     for number, step in enumerate(schedule.steps):
-        if step.kind is StepKind.FREE:
-            assert step.value is not None
-            del device.cells[step.value]
+        if step.value is not None:
+            device.move(step.kind, step.value)
         else:
             assert step.op is not None
             device.run(step.op, replay=step.kind is StepKind.REPLAY, in_place=step.in_place)
@@ -42,11 +41,17 @@ def outcome(graph: Graph, schedule: Schedule) -> Outcome:
     return Outcome(live, buffers, device.rng)
 
 
+_GARBAGE = [-1]
+
+
 class _Device:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.given = {i: hash(("given", v.name)) for i, v in enumerate(graph.values) if v.kind is not Kind.ACTIVATION}
         self.cells: dict[int, list[int]] = {}  # value -> its storage; a cell is shared where a run worked in place
+        self.leaving: dict[int, list[int]] = {}  # value -> the cell that is being copied out
+        self.host: dict[int, int] = {}
+        self.arriving: dict[int, int] = {}
         self.rng = 0
         self.n_replays = 0
 
@@ -62,10 +67,25 @@ class _Device:
                 cell = self.cells[op.in_place[0]]
                 cell[0] = content
                 self.cells[value] = cell
-            elif value not in self.cells:
+            elif value not in self.cells and value not in self.arriving:
                 self.cells[value] = [content]
         if in_place and op.in_place is not None:
             del self.cells[op.in_place[0]]
+
+    def move(self, kind: StepKind, value: int) -> None:
+        """Free, copy or wait. A copy reads its source at its end: as late as its wait, or whenever that changes or goes."""
+        if kind is StepKind.FREE:
+            del self.cells[value]
+            if value in self.leaving:
+                self.leaving[value] = _GARBAGE
+        elif kind is StepKind.COPY_OUT:
+            self.leaving[value] = self.cells[value]
+        elif kind is StepKind.WAIT_OUT:
+            self.host[value] = self.leaving.pop(value)[0]
+        elif kind is StepKind.COPY_BACK:
+            self.arriving[value] = self.host.get(value, _GARBAGE[0])
+        else:
+            self.cells[value] = [self.arriving.pop(value)]
 
     def content(self, op: Op, replay: bool) -> int:
         if op.target == RNG_STATE_TARGET:
