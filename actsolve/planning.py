@@ -332,6 +332,7 @@ def planned_from_file(
     _refuse_unknown_planner(file, where)
     settings = settings or Settings()
     settings.refuse_pins_of_a_saved_plan()
+    step.verify()
     prepared = prepare(
         step,
         file.budget_bytes if mem_budget is None else mem_budget,
@@ -360,10 +361,10 @@ def _refuse_unknown_planner(file: PlanFile, where: str | os.PathLike[str]) -> No
         raise FileFormatError("cannot use the plan file", where=shown(where), why=why)
 
 
-def _link_of_file(file: PlanFile, step: TrainingStep, settings: Settings) -> LinkSpeed | None:
+def _link_of_file(file: PlanFile, step: TrainingStep, settings: Settings) -> LinkSpeed:
     """The link that a saved plan was made for, if the settings name no other. Nothing is measured for a plan that is made."""
     if settings.h2d is not None or settings.d2h is not None:
-        return None
+        return links_of(settings.hardware, device_of(step), h2d=settings.h2d, d2h=settings.d2h)
     links = file.link_speeds()
     emulated = links is not None and settings.hardware == "auto" and device_of(step).type != "cuda"
     return LinkSpeed(links, "the plan file" if links is not None else "", EMULATED if emulated else "")

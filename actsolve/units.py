@@ -64,10 +64,9 @@ def parse_speed(text: str, *, what: str = "speed") -> float:
     number, _, unit = match.groups()
     if unit.lower().endswith("bit"):
         raise UsageError(unread, why=f"{cut(unit)!r} counts bits", try_="bytes per second, such as 25GB/s: 8 bits are a byte")
-    if unit and not slash:
-        why = "it is a size, and no time is named"
-        raise UsageError(unread, why=why, try_=cut(f"{number}{unit}/s"))
     speed = float(parse_bytes(size, what=what))
+    if unit and not slash:
+        raise UsageError(unread, why="it is a size, and no time is named", try_=cut(f"{number}{unit}/s"))
     if speed <= 0:
         raise UsageError(unread, why="nothing would ever arrive", try_="25GB/s")
     return speed

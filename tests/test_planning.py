@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from offload_plans import drawn_plan
 from torch import nn
 
 import actsolve
 from actsolve.api import module_of
+from actsolve.cost.link_speed import EMULATED
 from actsolve.errors import FileFormatError, InfeasibleBudget, SolverError, UsageError
+from actsolve.links import Links
+from actsolve.plan import Plan
 from actsolve.planned import Attempt, Planned
-from actsolve.planners import PLANNERS
+from actsolve.planners import PLANNERS, PlannerOptions
 from actsolve.planning import Listener, attempts, plan_training_step, planned_from_file, prepare
+from actsolve.problem import Problem
 from actsolve.settings import Settings
 from actsolve.static_memory import Reserve
 from actsolve.training_step import TrainingStep
@@ -97,6 +103,80 @@ def test_pins_are_honoured_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             actsolve.optimize(Net(), (X,), mem_budget=1.0, keep="10", on_error=on_error)
 
 
+LINKED = replace(FAST, h2d=1e9, d2h=2e9)
+
+
+@pytest.fixture
+def offloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner offloads whatever may be, however small."""
+
+    def planner(problem: Problem, options: PlannerOptions) -> Plan:
+        return drawn_plan(replace(problem, min_offload_bytes=1), random.Random(0))
+
+    monkeypatch.setitem(PLANNERS, "milp", planner)
+
+
+def test_a_problem_has_the_link_and_the_host_budget_of_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actsolve.cost.link_speed.available_host_bytes", lambda: 10**9)
+    of_profile = prepare(a_step(), 1.0, FAST)
+    assert of_profile.problem.links is not None and of_profile.problem.host_budget_bytes is None
+    assert of_profile.links_source == "profile a100-sxm-80gb" and of_profile.notes == ()
+    given = prepare(a_step(), 1.0, replace(LINKED, host_budget_bytes=5000))
+    assert given.problem.links == Links(d2h=2e9, h2d=1e9) and given.problem.host_budget_bytes == 5000
+    nothing = prepare(a_step(), 1.0, replace(LINKED, host_budget_bytes=0))
+    assert nothing.problem.links is None and nothing.notes == ("Nothing is offloaded: the host budget is 0.",)
+    here = prepare(a_step(), 1.0, replace(LINKED, hardware="auto"))
+    assert here.problem.links == given.problem.links and here.problem.host_budget_bytes == 8 * 10**8
+    assert here.notes == (EMULATED,)
+    plain = prepare(a_step(), 1.0, replace(FAST, hardware="auto"))
+    assert plain.problem.links is None and plain.problem.host_budget_bytes is None and plain.notes == ()
+    asked = prepare(a_step(), 1.0, replace(FAST, hardware="auto", host_budget_bytes=5000))
+    assert asked.problem.links is None and "a CPU has no link to a device" in asked.notes[0]
+
+
+@pytest.mark.usefixtures("offloads")
+def test_a_module_that_offloads_trains_as_the_original(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"hardware": "a100", "optimizer": "sgd", "reserve_bytes": 0, "h2d": "1GB/s", "d2h": 2e9}
+    first = actsolve.optimize(Net(), (X,), mem_budget=1.0, host_budget="1MiB", **given)
+    file = first.plan
+    assert file.predicted.d2h_bytes > 0 and file.host_budget_bytes == 2**20 and "offload" in file.decisions.values()
+    assert losses(first) == losses(Net())
+    assert "of its budget, 1.00 MiB" in first.report() and "2 GB/s out, 1 GB/s back; shared" in first.report()
+    file.save(tmp_path / "plan.json")
+    again = actsolve.optimize(Net(), (X,), plan=tmp_path / "plan.json", hardware="a100", optimizer="sgd", reserve_bytes=0)
+    assert again.plan.steps == file.steps and again.plan.decisions == file.decisions and again.plan.links == file.links
+    assert again.plan.predicted == file.predicted
+    assert losses(again) == losses(Net())
+
+
+@pytest.mark.usefixtures("offloads")
+def test_a_saved_plan_that_offloads_goes_over_the_link_of_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = plan_training_step(a_step(), 1.0, LINKED)[1].plan_file
+    loaded = planned_from_file(a_step(), file, FAST)[1]
+    assert loaded.problem.links == Links(d2h=2e9, h2d=1e9) and loaded.links_source == "the plan file"
+    slower = planned_from_file(a_step(), file, replace(FAST, h2d=1e3, d2h=1e3))[1]
+    assert slower.problem.links == Links(1e3, 1e3) and slower.timeline.stall_s > 100 * loaded.timeline.stall_s
+    host = file.predicted.host_peak_bytes  # type: ignore[union-attr]
+    assert planned_from_file(a_step(), file, replace(FAST, host_budget_bytes=host))[1].fits
+    for settings in (replace(FAST, host_budget_bytes=host - 1), replace(LINKED, host_budget_bytes=0)):
+        with pytest.raises(InfeasibleBudget, match=r"(?s)of host memory here.*it offloads.*--host-budget"):
+            planned_from_file(a_step(), file, settings)
+    monkeypatch.setattr("actsolve.cost.link_speed.available_host_bytes", lambda: host)
+    with pytest.raises(InfeasibleBudget, match="of host memory here"):
+        planned_from_file(a_step(), file, replace(FAST, hardware="auto"))
+    monkeypatch.setattr("actsolve.cost.link_speed.available_host_bytes", lambda: 2 * host)
+    assert EMULATED in planned_from_file(a_step(), file, replace(FAST, hardware="auto"))[1].notes
+
+
+def test_a_plan_of_a_planner_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = plan_training_step(a_step(), 1.0, FAST)[1].plan_file.model_copy(update={"planner": "magic"})
+    file.save(tmp_path / "magic.json")
+    monkeypatch.setattr("actsolve.planning.capture_as_laid_out", never_traced)
+    for plan, where in ((file, "plan of Net"), (tmp_path / "magic.json", "magic.json")):
+        with pytest.raises(FileFormatError, match=f"(?s){where}.*its planner, 'magic', is none of milp"):
+            planned_from_file(a_step(), plan, FAST)
+
+
 def test_a_budget_or_a_plan_is_needed() -> None:
     with pytest.raises(UsageError, match="mem_budget is missing"):
         actsolve.optimize(Net(), (X,))
@@ -149,6 +229,14 @@ def test_a_loss_that_is_outside() -> None:
         ({"time_limit_s": None}, "(?s)cannot use time_limit_s=None.*a number"),
         ({"planner": ["milp"]}, "cannot use planner="),
         ({"keep": 3}, "cannot use keep=3"),
+        ({"host_budget_bytes": -1}, "cannot use host_budget_bytes=-1"),
+        ({"host_budget_bytes": 1.5}, "cannot use host_budget_bytes=1.5"),
+        ({"h2d": "25GB/s"}, "cannot use h2d='25GB/s'"),
+        ({"d2h": True}, "cannot use d2h=True"),
+        *(
+            ({"d2h": speed}, "(?s)cannot use d2h=.*it is no speed of a link")
+            for speed in (0, -1.0, float("nan"), float("inf"), 0.5)
+        ),
         ({"recompute": (3,)}, "cannot use recompute="),
         ({"optimizer": 3}, "cannot use optimizer=3"),
         ({"optimizer": "magic"}, "magic"),
@@ -180,6 +268,10 @@ def test_settings_that_cannot_be_used(given: dict[str, Any], message: str) -> No
         ({"keep": ["block.0"]}, "(?s)no op comes from a module called 'block.0'.*blocks.0"),
         ({"recompute": ["nowhere"]}, "no op comes from a module called 'nowhere'"),
         ({"plan": "nowhere.json"}, "nowhere.json"),
+        ({"host_budget": "lots"}, "cannot read host_budget 'lots'"),
+        ({"host_budget": 0.5}, "cannot use host_budget_bytes=0.5"),
+        ({"h2d": "25GB"}, "(?s)cannot read h2d '25GB'.*25GB/s"),
+        ({"d2h": 0}, "cannot use d2h=0"),
     ],
 )
 @pytest.mark.parametrize("on_error", ["raise", "original"])

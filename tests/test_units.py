@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actsolve.errors import UsageError
 from actsolve.static_memory import parse_budget
-from actsolve.units import format_bytes, format_seconds, parse_bytes
+from actsolve.units import format_bytes, format_seconds, format_speed, parse_bytes, parse_speed
 
 
 @pytest.mark.parametrize(
@@ -127,6 +129,70 @@ def test_sizes_as_shown(size: int, text: str) -> None:
 )
 def test_seconds_as_shown(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "speed"),
+    [
+        ("25GB/s", 25e9),
+        (" 25gb/S ", 25e9),
+        ("25GiB/s", 25 * 2.0**30),
+        ("800MB/s", 800e6),
+        ("0.5TB/s", 5e11),
+        ("1000", 1000.0),
+        ("1000B/s", 1000.0),
+        ("1000/s", 1000.0),
+    ],
+)
+def test_speeds_that_are_read(text: str, speed: float) -> None:
+    assert parse_speed(text) == speed and isinstance(parse_speed(text), float)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "it is not a number with a unit per second"),
+        ("fast", "it is not a number with a unit per second"),
+        ("-5GB/s", "it is not a number with a unit per second"),
+        ("nan", "it is not a number with a unit per second"),
+        ("25GB/h", "it is not a number with a unit per second"),
+        ("25GB/", "it is not a number with a unit per second"),
+        ("25GB/s/s", "it is not a number with a unit per second"),
+        ("25GBps", "'GBps' is not a unit of bytes"),
+        ("25GB", "(?s)it is a size, and no time is named.*25GB/s"),
+        ("25Gbit/s", "(?s)'Gbit' counts bits.*8 bits are a byte"),
+        ("25 GB/s", "(?s)a space stands before the unit.*25GB"),
+        ("0", "nothing would ever arrive"),
+        ("0GB/s", "nothing would ever arrive"),
+        ("0.4B/s", "nothing would ever arrive"),
+        ("9" * 400 + "GB/s", "more than"),
+    ],
+)
+def test_speeds_that_are_refused(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match="cannot read --h2d") as raised:
+        parse_speed(text, what="--h2d")
+    assert re.search(why, str(raised.value)) and len(str(raised.value)) < 400
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_speed_or_refused(text: str) -> None:
+    try:
+        assert 0 < parse_speed(text) <= 2**62
+    except UsageError as error:
+        assert error.exit_code == 2
+
+
+@given(st.floats(1.0, 9e14))
+def test_speeds_as_shown_are_near_what_they_were(speed: float) -> None:
+    assert parse_speed(format_speed(speed).replace(" ", "")) == pytest.approx(speed, rel=0.0051, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("speed", "text"),
+    [(1.0, "1 B/s"), (999.0, "999 B/s"), (999.6, "1 KB/s"), (24.8e9, "24.8 GB/s"), (999.9e6, "1 GB/s"), (1.2e12, "1.2 TB/s")],
+)
+def test_speeds_as_shown(speed: float, text: str) -> None:
+    assert format_speed(speed) == text
 
 
 def test_a_budget_of_thousands_of_digits_is_cut() -> None:
