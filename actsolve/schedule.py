@@ -83,20 +83,25 @@ def build_schedule(
     Source:
         Lazy recomputation as in Jain et al., Checkmate, MLSys 2020 (their R given S).
     """
-    there = kept | offloaded.keys()
-    runs = ordered_runs(graph, there, {})
-    if early:
-        wanted: dict[int, list[int]] = {}
-        for op in sorted(op for kind, op in runs if kind is StepKind.REPLAY and op in early):
-            wanted.setdefault(early[op], []).append(op)
-        runs = ordered_runs(graph, there, wanted)
+    runs = runs_of(graph, kept | offloaded.keys(), early)
     return Schedule(_with_frees(graph, runs, kept, offloaded))
 
 
-def ordered_runs(graph: Graph, kept: frozenset[int], wanted: Mapping[int, list[int]]) -> list[tuple[StepKind, int]]:
-    """All runs in order, without frees. ``wanted``: per backward op, forward ops to be replayed before it in any case."""
+def runs_of(graph: Graph, there: frozenset[int], early: Mapping[int, int] = NOT_EARLY) -> list[tuple[StepKind, int]]:
+    """Return all runs in order: first runs and, of the values that are not ``there`` (kept or offloaded), replays."""
+    runs = _ordered_runs(graph, there, {})
+    if not early:
+        return runs
+    wanted: dict[int, list[int]] = {}
+    for op in sorted(op for kind, op in runs if kind is StepKind.REPLAY and op in early):
+        wanted.setdefault(early[op], []).append(op)
+    return _ordered_runs(graph, there, wanted)
+
+
+def _ordered_runs(graph: Graph, there: frozenset[int], wanted: Mapping[int, list[int]]) -> list[tuple[StepKind, int]]:
+    """``wanted``: per backward op, forward ops to be replayed before it in any case."""
     runs: list[tuple[StepKind, int]] = []
-    live: set[int] = set(kept) | graph.held
+    live: set[int] = set(there) | graph.held
     for index, op in enumerate(graph.ops[: graph.n_forward]):
         if not op.optional or not live.isdisjoint(op.outputs):
             runs.append((StepKind.COMPUTE, index))

@@ -11,6 +11,9 @@ of its op on (q_f,j), until a last read:
   outstanding: max over u of (r_u - q_u,j);
 - an output that nothing can read any more dies at once.
 
+An offloaded value is live as its bytes in `slots` are: o_v from its last forward read on, less what has left and plus what
+comes back, slot by slot, until the last possible read.
+
 An op that works in place (`Op.in_place`) ends its input before its output is born, where that is certain.
 
 An op with several outputs that are decided on may be replayed for one while another is kept. The copy dies at once:
@@ -65,8 +68,13 @@ class _Walk:
         self.later: dict[int, list[int]] = {}  # per decidable value: ops whose replay may read it after the backward has
         self.ends_with: dict[int, list[int]] = defaultdict(list)  # op u -> values with u in `later`
         self.direct_end: dict[int, list[int]] = defaultdict(list)  # backward op -> forward values that it reads last
+        self.slots = columns.slots
+        self.slot_at = {start: g for g, start in enumerate(columns.slots.starts)} if columns.slots is not None else {}
+        self.returned_end: dict[int, list[int]] = defaultdict(list)  # backward op -> offloaded values that may be read last there
         for v in columns.k:
             self._find_end(v)
+        for v in self.slots.offload if self.slots is not None else ():
+            self.returned_end[max(self.windows.last_direct(v), self.windows.last_replay(v))].append(v)
         largest = max((self.size[v] for v in columns.k), default=0)
         self.small_bytes = _SMALL * largest
 
@@ -99,6 +107,7 @@ class _Walk:
                 last = graph.n_forward - 1 if v in self.updated else max([self.producer(v), *graph.forward_readers[v][-1:]])
                 ends[last].append(v)
         for i, op in enumerate(graph.ops[: graph.n_forward]):
+            self._cross_link(i)
             if op.optional:
                 self._optional(i)
                 continue
@@ -117,6 +126,19 @@ class _Walk:
         self.rows.fixed(-self.size[v])
         if v in self.columns.k:
             self._born(v, {self.columns.k[v]: 1.0})
+        if self.slots is not None and v in self.slots.offload:
+            self.rows.born(self.size[v], {self.slots.offload[v]: 1.0})
+
+    def _cross_link(self, index: int) -> None:
+        """At the start of a slot: what left in the slot before is gone, and what comes back in this one has its memory."""
+        slots = self.slots
+        if slots is None or index not in self.slot_at:
+            return
+        g = self.slot_at[index]
+        left, back = slots.out.get(g - 1), slots.back.get(g)
+        terms = ({} if left is None else {left: -1.0}) | ({} if back is None else {back: 1.0})
+        if terms:
+            self.rows.shifts(terms)
 
     def _optional(self, i: int) -> None:
         """An op that runs only where an output is kept or held."""
@@ -144,9 +166,13 @@ class _Walk:
             if value.producer is not None and value.producer >= graph.n_forward and v not in graph.held:
                 ends[max([value.producer, *graph.backward_readers[v][-1:]])].append(v)
         for j in range(graph.n_forward, len(graph.ops)):
+            self._cross_link(j)
             for f, step in self.replays_at[j]:
                 self._replay(f, step, j)
             self._backward_op(j, ends[j])
+            for v in self.returned_end[j]:
+                assert self.slots is not None
+                rows.dies(self.size[v], {self.slots.offload[v]: 1.0})
         if len(graph.ops) > graph.n_forward:
             rows.fixed(-tangents)
         rows.fixed(self.problem.optimizer_bytes)

@@ -7,9 +7,10 @@ returned may be a little better than the solver believes, never worse than the b
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from actsolve.errors import UsageError
@@ -18,7 +19,7 @@ from actsolve.planners.improve import Candidate, candidate, improved
 from actsolve.planners.keep_all import keep_all
 from actsolve.planners.lifetimes import write_memory_rows
 from actsolve.planners.lp import Limits, Outcome, Solution, solve
-from actsolve.planners.milp_rows import Columns, decision_columns, decisions_of, early_replays, start_from
+from actsolve.planners.milp_rows import Columns, decision_columns, decisions_of, early_replays, offloaded_by, start_from
 from actsolve.planners.moments import MemoryRows
 from actsolve.planners.options import PlannerOptions, Progress
 from actsolve.planners.per_layer import per_layer
@@ -33,6 +34,8 @@ _NARROWEST = 12  # backward ops: about half a transformer layer
 _WIDENING = 1.5
 _DEMANDS = 4000  # step columns of a model that is solved only in the hope of a better plan
 _IN_VAIN = 2  # such passes in a row gain nothing: no more,
+SLOTS, _FINE_SLOTS = 64, 128  # of a step, in the first pass and later: 1% less stalls and idle link for three times the time
+_ALONE = 0.25  # of the time limit, for what offloads nothing
 _LAST_S = 0.5  # for the local improvement, once time is up
 _CHEAP_S = 2.0  # if all together have taken this long
 _PATIENCE_S = 5.0  # with a pass that finds nothing better
@@ -52,6 +55,8 @@ def milp(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     if everything.fits and everything.extra_s < _EPSILON_S:
         return Plan("milp", everything.kept, status=Status.OPTIMAL, bound_s=0.0)
     best = _best_seed(problem, options, everything)
+    if problem.offloadable:
+        best = _without_offload(problem, options, best, begin)
     search = _Search(problem, options, best, begin)
     search.run()
     best, bound = search.best, search.bound_s
@@ -88,9 +93,20 @@ def _best_seed(problem: Problem, options: PlannerOptions, everything: Candidate)
     """The fastest of the baselines, and of the plans given, that fits."""
     seeds = [everything]
     for found in (*options.seeds, *(b(problem) for b in (sqrt_l, per_layer))):
-        seeds.append(candidate(problem, found.kept, found.early))
+        seeds.append(candidate(problem, found.kept, found.early, frozenset(found.offloaded)))
     fitting = [s for s in seeds if s.fits and not s.kept & problem.pinned_recompute]
     return min(fitting, key=lambda s: s.extra_s, default=None)
+
+
+def _without_offload(problem: Problem, options: PlannerOptions, best: Candidate | None, begin: float) -> Candidate | None:
+    """Return the better of ``best`` and what one pass finds that offloads nothing: a smaller model, soon solved."""
+    alone = replace(problem, links=None)
+    limited = replace(options, window=options.window or _NARROWEST, time_limit_s=_ALONE * options.time_limit_s)
+    seed = None if best is None or best.offloaded else best
+    search = _Search(alone, limited, seed, begin)
+    search.run(passes=1)
+    found = [c for c in (best, search.best) if c is not None]
+    return min(found, key=lambda c: c.extra_s, default=None)
 
 
 class _Search:
@@ -112,16 +128,18 @@ class _Search:
         self._in_vain = 0  # the last of them, that found no plan better by more than the gap
         self._interrupted = False
 
-    def run(self) -> None:
-        """Solve until wider windows promise no better plan, or time is up."""
+    def run(self, passes: int | None = None) -> None:
+        """Solve until wider windows promise no better plan, or time, or the number of ``passes``, is up."""
         n_backward = len(self.problem.graph.ops) - self.problem.graph.n_forward
         width = self.options.window or _NARROWEST
-        while True:
+        for number in itertools.count(1):
             found = windows(self.problem, width if width < n_backward else None)
             if self._over(found):
                 return
-            self._take(found, _solve_windows(self.problem, self.options, found, self.best, self.deadline, self._patience()))
-            if found.whole:
+            n_slots = SLOTS if number == 1 else _FINE_SLOTS
+            limits = (self.deadline, self._patience())
+            self._take(found, _solve_windows(self.problem, self.options, found, n_slots, self.best, *limits))
+            if (found.whole and (n_slots == _FINE_SLOTS or not self.problem.offloadable)) or number == passes:
                 return
             width = math.ceil(width * _WIDENING)
 
@@ -200,7 +218,13 @@ class _Outcome:
 
 
 def _solve_windows(
-    problem: Problem, options: PlannerOptions, found: Windows, seed: Candidate | None, deadline: float, patience: _Patience
+    problem: Problem,
+    options: PlannerOptions,
+    found: Windows,
+    n_slots: int,
+    seed: Candidate | None,
+    deadline: float,
+    patience: _Patience,
 ) -> _Outcome:
     """Solve the MILP over these windows, and again while the exact schedule of its plan does not fit.
 
@@ -212,13 +236,13 @@ def _solve_windows(
     tightened_bytes = 0
     bound_s: float | None = None
     while True:
-        columns, rows, time_scale = build(problem, found, problem.dynamic_budget_bytes - tightened_bytes)
+        columns, rows, time_scale = build(problem, found, problem.dynamic_budget_bytes - tightened_bytes, n_slots)
         if rows.fixed_peak_bytes > problem.dynamic_budget_bytes:
             return _Outcome(Solution(Outcome.INFEASIBLE))
         columns.make_stepwise(stepwise)
         start = None
         if seed is not None:
-            start = start_from(columns, seed.kept, seed.early, columns.lp.n_columns)
+            start = start_from(columns, seed.kept, seed.early, seed.offloaded)
             rows.fill(start)
         enough = _step_gap(options) * problem.base_time_s * time_scale
         seed_s = math.inf if seed is None else seed.extra_s
@@ -227,6 +251,7 @@ def _solve_windows(
             absolute_gap=_SMALL_STEP * enough,
             time_limit_s=max(0.1, (deadline if is_highs else min(deadline, patience.hope)) - time.perf_counter()),
             threads=options.threads,
+            sub_mips=columns.slots is not None,
             ends=partial(patience.ends, enough, seed_s * time_scale),
         )
         solution = solve(columns.lp, options.solver, limits, start, _in_seconds(options.progress, time_scale))
@@ -236,7 +261,8 @@ def _solve_windows(
             bound_s = None if solution.bound is None else max(0.0, solution.bound / time_scale)
         if solution.x is None:
             return _Outcome(solution, bound_s=bound_s)
-        best = candidate(problem, decisions_of(columns, solution.x), early_replays(columns, solution.x))
+        decisions = (f(columns, solution.x) for f in (decisions_of, early_replays, offloaded_by))
+        best = candidate(problem, *decisions)
         if best.fits:
             return _Outcome(solution, best, bound_s)
         fractional = columns.fractional_steps(solution.x) - stepwise
@@ -258,12 +284,13 @@ def _in_seconds(progress: Progress | None, time_scale: float) -> Progress | None
     )
 
 
-def build(problem: Problem, found: Windows, room_bytes: int) -> tuple[Columns, MemoryRows, float]:
+def build(problem: Problem, found: Windows, room_bytes: int, n_slots: int = SLOTS) -> tuple[Columns, MemoryRows, float]:
     """Return the whole model, and by what its objective is to be divided to give seconds."""
     total = sum(problem.costs.replay_seconds[f] for f in found.demands)
     time_scale = 1000.0 / total if total > 0 else 1.0
-    columns = decision_columns(problem, found, time_scale)
-    rows = MemoryRows(columns, room_bytes, unit=memory_unit(problem))
+    unit = memory_unit(problem)
+    columns = decision_columns(problem, found, time_scale, unit, n_slots)
+    rows = MemoryRows(columns, room_bytes, unit)
     write_memory_rows(problem, columns, rows)
     return columns, rows, time_scale
 

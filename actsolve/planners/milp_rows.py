@@ -5,6 +5,7 @@ Legend:
     f, u         forward ops that may be replayed (`Windows.demands`)
     j            a position: the index of a backward op
     k_v   in {0,1}   v is kept from the forward to its last read
+    o_v   in {0,1}   v is offloaded
     r_f   in {0,1}   f is replayed once
     q_f,j in [0,1]   f has been replayed by position j; a step function of j that rises only at f's demands, and is r_f
                      from the last one on. Memory mostly pushes it down to what the rows force; where it does not,
@@ -12,14 +13,13 @@ Legend:
     U_t   >= 0       memory at moment t above what is live whatever is decided (`moments`)
 
 Rows:
-    use      q_p(v),j + k_v >= 1           at the first direct read j of v
-    once     k_v + r_p(v) <= 1             where v is the only decidable output of its op
-    inputs   r_u <= k_v + r_p(v)           for each decidable input v of u
-    timing   q_f,j >= q_u,j - k_v          for each input v of u made by f, at each demand j of u
+    use      q_p(v),j + k_v + o_v >= 1     at the first direct read j of v
+    once     k_v + o_v + r_p(v) <= 1       where v is the only decidable output of its op; k_v + o_v <= 1 for all
+    inputs   r_u <= k_v + o_v + r_p(v)     for each decidable input v of u
+    timing   q_f,j >= q_u,j - k_v - o_v    for each input v of u made by f, at each demand j of u
     rising   q_f,j' <= q_f,j <= r_f        for j' < j
     memory   see `moments` and `lifetimes`
-
-A value that is offloaded would join k_v on the right of use, inputs and timing, and bring its own terms to memory.
+    link     see `slots`, where values can be offloaded
 
 Source:
     DESIGN section 4. The step function over demands instead of one q per backward op is ours: a demand-driven replay
@@ -34,10 +34,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from actsolve.plan import Copies
 from actsolve.planners.lp import INFINITY, Array, LinearModel
+from actsolve.planners.slots import Slots, find_slots, offload_columns
 from actsolve.planners.windows import Windows
 from actsolve.problem import Problem
-from actsolve.schedule import StepKind, build_schedule
+from actsolve.schedule import NO_COPIES, StepKind, runs_of
 
 Terms = dict[int, float]  # column -> coefficient
 
@@ -51,6 +53,12 @@ class Columns:
     k: dict[int, int] = field(default_factory=dict)
     r: dict[int, int] = field(default_factory=dict)
     q: dict[int, tuple[int, ...]] = field(default_factory=dict)  # per op: one column per demand; the last is r's
+    slots: Slots | None = None  # where values may be offloaded
+
+    def there(self, v: int) -> list[int]:
+        """Columns of which one is 1 where v is kept or offloaded."""
+        o = None if self.slots is None else self.slots.offload.get(v)
+        return [self.k[v]] if o is None else [self.k[v], o]
 
     def q_at(self, f: int, position: int) -> int | None:
         """Column of q_f at ``position``; None where it is 0."""
@@ -73,14 +81,22 @@ class Columns:
         return {columns[step]: 1.0} if step == 0 else {columns[step]: 1.0, columns[step - 1]: -1.0}
 
 
-def decision_columns(problem: Problem, found: Windows, time_scale: float) -> Columns:
-    """Return the model with the columns k, r and q, and every row but memory. Costs are seconds times ``time_scale``."""
+def decision_columns(problem: Problem, found: Windows, time_scale: float, unit: float, n_slots: int) -> Columns:
+    """Return the model with the columns k, o, r and q, and every row but memory.
+
+    Costs are seconds times ``time_scale``; the solver sees ``unit`` bytes as 1; the step is cut into ``n_slots`` slots.
+    """
     columns = Columns(found)
     lp = columns.lp
     for v in found.graph.decidable:
         low = 1.0 if v in found.must_keep else 0.0
         high = 0.0 if v in found.never_keep else 1.0
         columns.k[v] = lp.column(lower=low, upper=max(low, high), integer=True)
+    if problem.offloadable:
+        columns.slots = find_slots(problem, found, unit, n_slots)
+        offload_columns(lp, problem, columns.slots, time_scale)
+        for v, o in columns.slots.offload.items():
+            lp.row(-INFINITY, 1.0, [columns.k[v], o], [1.0, 1.0])
     for f, demands in found.demands.items():
         columns.r[f] = lp.column(cost=problem.costs.replay_seconds[f] * time_scale, integer=True)
         columns.q[f] = (*(lp.column() for _ in demands[:-1]), columns.r[f])
@@ -99,30 +115,32 @@ def _use_rows(columns: Columns, v: int) -> None:
     graph, lp = columns.windows.graph, columns.lp
     producer = graph.values[v].producer
     assert producer is not None
-    k, r = columns.k[v], columns.r.get(producer)
+    there, r = columns.there(v), columns.r.get(producer)
+    ones = [1.0] * len(there)
     direct = graph.backward_readers[v]
     first = columns.q_at(producer, direct[0]) if direct else None
     alone = sum(w in columns.k for w in graph.ops[producer].outputs) == 1
     if r is not None and alone:
-        lp.row(1.0 if first == r else -INFINITY, 1.0, [k, r], [1.0, 1.0])
+        lp.row(1.0 if first == r else -INFINITY, 1.0, [*there, r], [*ones, 1.0])
     if direct and not (alone and first == r and r is not None):
         if first is None:
-            lp.row(1.0, INFINITY, [k], [1.0])
+            lp.row(1.0, INFINITY, there, ones)
         else:
-            lp.row(1.0, INFINITY, [k, first], [1.0, 1.0])
+            lp.row(1.0, INFINITY, [*there, first], [*ones, 1.0])
 
 
 def _input_rows(columns: Columns, u: int, v: int) -> None:
     """v is there when u is replayed: at every demand of u, and so in the end."""
-    lp, k = columns.lp, columns.k[v]
+    lp, there = columns.lp, columns.there(v)
+    less = [-1.0] * len(there)
     producer = columns.windows.graph.values[v].producer
     assert producer is not None
     for position, q_u in zip(columns.windows.demands[u], columns.q[u], strict=True):
         q_f = columns.q_at(producer, position)
         if q_f is None:
-            lp.row(-INFINITY, 0.0, [q_u, k], [1.0, -1.0])
+            lp.row(-INFINITY, 0.0, [q_u, *there], [1.0, *less])
         else:
-            lp.row(-INFINITY, 0.0, [q_u, k, q_f], [1.0, -1.0, -1.0])
+            lp.row(-INFINITY, 0.0, [q_u, *there, q_f], [1.0, *less, -1.0])
 
 
 def decisions_of(columns: Columns, x: Array) -> frozenset[int]:
@@ -140,23 +158,31 @@ def early_replays(columns: Columns, x: Array) -> dict[int, int]:
     return early
 
 
-def start_from(columns: Columns, kept: frozenset[int], early: Mapping[int, int], n_columns: int) -> Array:
-    """Return k, r and q of the schedule of a plan; all other columns are 0."""
-    x = np.zeros(n_columns)
+def offloaded_by(columns: Columns, x: Array) -> frozenset[int]:
+    """Return the values that the solution ``x`` offloads."""
+    slots = columns.slots
+    return frozenset() if slots is None else frozenset(v for v, column in slots.offload.items() if x[column] > 0.5)
+
+
+def start_from(
+    columns: Columns, kept: frozenset[int], early: Mapping[int, int], offloaded: Mapping[int, Copies] = NO_COPIES
+) -> Array:
+    """Return k, o, r and q of the schedule of a plan, and what crosses the link when; all other columns are 0."""
+    x = np.zeros(columns.lp.n_columns)
     for v in kept:
         if v in columns.k:
             x[columns.k[v]] = 1.0
+    if columns.slots is not None:
+        columns.slots.fill(x, offloaded)
     graph = columns.windows.graph
     waiting: list[int] = []
-    for step in build_schedule(graph, kept, early).steps:
-        if step.op is None:
-            continue
-        if step.kind is StepKind.REPLAY:
-            waiting.append(step.op)
+    for kind, op in runs_of(graph, kept | offloaded.keys(), early):
+        if kind is StepKind.REPLAY:
+            waiting.append(op)
         elif waiting:
             for f in waiting:
                 for position, column in zip(columns.windows.demands.get(f, ()), columns.q.get(f, ()), strict=True):
-                    if position >= step.op:
+                    if position >= op:
                         x[column] = 1.0
             waiting.clear()
     return x

@@ -79,6 +79,12 @@ class MemoryRows:
             for column, factor in after.items():
                 self._since[column] += size * factor
 
+    def shifts(self, terms: Terms) -> None:
+        """Change what is live by ``terms``, in units, by nobody knows how much."""
+        for column, factor in terms.items():
+            self._since[column] += factor * self.unit
+        self._least, self._most = -INFINITY, INFINITY
+
     def largest(self, expressions: list[Terms]) -> int:
         """Return a new column that memory pushes down to the largest of ``expressions``, or 0."""
         lp = self.columns.lp

@@ -11,8 +11,8 @@ from actsolve.planners.improve import Candidate, candidate
 from actsolve.planners.keep_all import keep_all
 from actsolve.planners.lifetimes import write_memory_rows
 from actsolve.planners.lp import INFINITY, Limits, solve
-from actsolve.planners.milp import check_pins, memory_unit
-from actsolve.planners.milp_rows import decision_columns, decisions_of, early_replays, start_from
+from actsolve.planners.milp import SLOTS, check_pins, memory_unit
+from actsolve.planners.milp_rows import decision_columns, decisions_of, early_replays, offloaded_by, start_from
 from actsolve.planners.moments import MemoryRows
 from actsolve.planners.options import PlannerOptions
 from actsolve.planners.per_layer import per_layer
@@ -43,7 +43,7 @@ def smallest_budget(problem: Problem, options: PlannerOptions | None = None) -> 
     deadline = time.perf_counter() + min(options.time_limit_s, _TIME_LIMIT_S)
     problem = replace(problem, budget_bytes=_UNLIMITED)
     seeds = (*options.seeds, *(b(problem) for b in (keep_all, sqrt_l, per_layer)))
-    plans = [candidate(problem, seed.kept, seed.early) for seed in seeds]
+    plans = [candidate(problem, seed.kept, seed.early, frozenset(seed.offloaded)) for seed in seeds]
     plans = [p for p in plans if not p.kept & problem.pinned_recompute]
     best = min(plans, key=_rank, default=None)
     found = _least_peak(problem, options, best, deadline)
@@ -79,16 +79,18 @@ def _least_peak(problem: Problem, options: PlannerOptions, seed: Candidate | Non
 def _least_peak_within(
     problem: Problem, options: PlannerOptions, found: Windows, seed: Candidate | None, deadline: float
 ) -> Candidate | None:
-    columns = decision_columns(problem, found, time_scale=0.0)
-    rows = MemoryRows(columns, None, memory_unit(problem))
+    unit = memory_unit(problem)
+    columns = decision_columns(problem, found, 0.0, unit, SLOTS)
+    rows = MemoryRows(columns, None, unit)
     rows.peak = columns.lp.column(cost=1.0, lower=0.0, upper=INFINITY)
     write_memory_rows(problem, columns, rows)
     start = None
     if seed is not None:
-        start = start_from(columns, seed.kept, seed.early, columns.lp.n_columns)
+        start = start_from(columns, seed.kept, seed.early, seed.offloaded)
         rows.fill(start)
     limits = Limits(_PEAK_GAP, 0.0, max(0.1, deadline - time.perf_counter()), options.threads)
     solution = solve(columns.lp, options.solver, limits, start)
     if solution.x is None:
         return None
-    return candidate(problem, decisions_of(columns, solution.x), early_replays(columns, solution.x))
+    decisions = (f(columns, solution.x) for f in (decisions_of, early_replays, offloaded_by))
+    return candidate(problem, *decisions)

@@ -69,7 +69,8 @@ def windows(problem: Problem, width: int | None = None) -> Windows:
                 continue
             direct = graph.backward_readers[v]
             if direct and not op.replayable:
-                must_keep.add(v)
+                if v not in problem.offloadable:  # or it may be on the host meanwhile
+                    must_keep.add(v)
                 continue
             wanted.update(direct[:1])
             for reader in readers[v]:
