@@ -15,6 +15,7 @@ from actsolve.simulate import Timeline, simulate
 from actsolve.static_memory import Reserve, StaticMemory
 from actsolve.units import format_bytes
 
+_WORTHWHILE = 0.05  # of the peak
 _LOSSES = ("log_softmax", "nll_loss", "cross_entropy")
 
 
@@ -58,7 +59,19 @@ def _help(timeline: Timeline) -> str:
         return "an optimizer with less state, or a smaller model"
     op = timeline.schedule.steps[timeline.peak_step].op if timeline.peak_step < len(timeline.schedule.steps) else None
     in_loss = op is not None and any(word in problem.graph.ops[op].target for word in _LOSSES)
-    return "the loss in chunks, or a smaller batch" if in_loss else "a smaller batch"
+    helps = ["the loss in chunks"] if in_loss else []
+    if problem.links is None and _idle_bytes(timeline) >= _WORTHWHILE * timeline.peak_bytes:
+        helps.append("offloading to host memory, with --h2d and --d2h")
+    return ", or ".join([*helps, "a smaller batch"])
+
+
+def _idle_bytes(timeline: Timeline) -> int:
+    """Bytes at the peak that could be on the host meanwhile: values that the op there does not read."""
+    graph, steps = timeline.problem.graph, timeline.schedule.steps
+    op = steps[timeline.peak_step].op if timeline.peak_step < len(steps) else None
+    read = () if op is None else (*graph.ops[op].inputs, *graph.ops[op].replay_inputs)
+    idle = _live_before(graph, steps, timeline.peak_step).intersection(graph.decidable).difference(read)
+    return sum(graph.values[v].size_bytes for v in idle if graph.values[v].size_bytes >= timeline.problem.min_offload_bytes)
 
 
 def baseline_too_large(timeline: Timeline, name: str) -> InfeasibleBudget:

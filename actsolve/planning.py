@@ -7,9 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import torch
-from torch.utils._pytree import tree_leaves
-
 from actsolve.capture.captured import Captured
 from actsolve.check import check
 from actsolve.cost.hardware import profile
@@ -150,7 +147,7 @@ def prepare(
     start = time.perf_counter()
     costs = costs_of(captured, settings.hardware, listener)
     if link is None:
-        link = link_of(step, settings, listener)
+        link = link_of(step, settings)
     cost_s = time.perf_counter() - start
 
     problem, static = problem_of(captured, costs, step, settings, link.links)
@@ -203,22 +200,11 @@ def costs_of(captured: Captured, hardware: str, listener: Listener | None = None
     return roofline_costs(captured.graph, profile(hardware))
 
 
-def link_of(step: TrainingStep, settings: Settings, listener: Listener | None = None) -> LinkSpeed:
-    """Return how fast copies to the host are; no link where the host budget is 0."""
-    if settings.host_budget_bytes == 0:
-        return LinkSpeed(None, note="Nothing is offloaded: the host budget is 0.")
-    device = device_of(step)
-    if settings.hardware == "auto" and device.type == "cuda" and None in (settings.h2d, settings.d2h):
-        (listener or Listener()).stage("measuring the link to the host")
-    wanted = settings.host_budget_bytes is not None
-    return links_of(settings.hardware, device, h2d=settings.h2d, d2h=settings.d2h, wanted=wanted)
-
-
-def device_of(step: TrainingStep) -> torch.device:
-    """Return what the step runs on: the first device among its parameters and inputs that is no CPU."""
-    tensors = [*step.model.parameters(), *step.model.buffers(), *tree_leaves((step.args, step.kwargs))]
-    devices = (t.device for t in tensors if isinstance(t, torch.Tensor))
-    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+def link_of(step: TrainingStep, settings: Settings) -> LinkSpeed:
+    """Return how fast copies to the host are."""
+    return links_of(
+        settings.hardware, step.device, h2d=settings.h2d, d2h=settings.d2h, host_budget_bytes=settings.host_budget_bytes
+    )
 
 
 def problem_of(
@@ -364,9 +350,9 @@ def _refuse_unknown_planner(file: PlanFile, where: str | os.PathLike[str]) -> No
 def _link_of_file(file: PlanFile, step: TrainingStep, settings: Settings) -> LinkSpeed:
     """The link that a saved plan was made for, if the settings name no other. Nothing is measured for a plan that is made."""
     if settings.h2d is not None or settings.d2h is not None:
-        return links_of(settings.hardware, device_of(step), h2d=settings.h2d, d2h=settings.d2h)
+        return links_of(settings.hardware, step.device, h2d=settings.h2d, d2h=settings.d2h)
     links = file.link_speeds()
-    emulated = links is not None and settings.hardware == "auto" and device_of(step).type != "cuda"
+    emulated = links is not None and settings.hardware == "auto" and step.device.type != "cuda"
     return LinkSpeed(links, "the plan file" if links is not None else "", EMULATED if emulated else "")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from actsolve.errors import UsageError
 
@@ -30,6 +31,13 @@ class TrainingStep:
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     loss_fn: Callable[[Any], torch.Tensor] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """What it runs on: the first device among its parameters, buffers and inputs that is no CPU."""
+        tensors = [*self.model.parameters(), *self.model.buffers(), *tree_leaves((self.args, self.kwargs))]
+        devices = (t.device for t in tensors if isinstance(t, torch.Tensor))
+        return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
 
     def verify(self) -> None:
         """Raise a UsageError if a field is not of its type: the trace would fail on it far from where it was given."""

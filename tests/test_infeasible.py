@@ -11,12 +11,12 @@ from offload_plans import drawn_plan, with_links
 from strategies import random_problem
 from test_plan_text import PROBLEM
 
-from actsolve.infeasible import bytes_at_peak, loaded_too_large
-from actsolve.plan import Copies, Plan
+from actsolve.infeasible import bytes_at_peak, infeasible_budget, loaded_too_large
+from actsolve.plan import Copies, Plan, Status
 from actsolve.problem import Problem
 from actsolve.schedule import build_schedule
 from actsolve.simulate import Timeline, simulate
-from actsolve.static_memory import StaticMemory
+from actsolve.static_memory import Reserve, StaticMemory
 
 
 def timeline_of(problem: Problem, plan: Plan) -> Timeline:
@@ -33,6 +33,20 @@ def test_the_kinds_add_up_at_every_step(seed: int) -> None:
             elsewhere = (-1,) * len(timeline.memory_bytes)
             there = replace(timeline, memory_bytes=(*elsewhere[:index], memory_bytes, *elsewhere[index + 1 :]))
             assert problem.static_bytes + sum(bytes_at_peak(there).values()) == memory_bytes == there.peak_bytes
+
+
+def test_host_memory_is_named_where_it_would_help() -> None:
+    """Where large values are live at the peak that the op there does not read, and no link has been looked at."""
+
+    def message(problem: Problem) -> str:
+        keep_all = Plan("keep_all", frozenset(HAND_MADE.decidable))
+        nothing = Plan("milp", status=Status.INFEASIBLE)
+        return str(infeasible_budget(problem, nothing, StaticMemory(given=7000), Reserve(), (50_000, keep_all), 60.0))
+
+    tight = replace(PROBLEM, budget_bytes=9000, min_offload_bytes=1)
+    assert "the smallest found to work; or offloading to host memory, with --h2d and --d2h, or a smaller batch" in message(tight)
+    for other in (with_links(tight), replace(tight, min_offload_bytes=1 << 20)):
+        assert "the smallest found to work; or a smaller batch" in message(other)
 
 
 def test_a_loaded_plan_that_takes_too_much_of_the_host() -> None:

@@ -61,8 +61,9 @@ def test_the_direction_that_is_not_given_is_the_profile_s_or_equal(half: str) ->
 def test_an_unknown_speed_is_no_link_and_said_so(half: str) -> None:
     found = links_of(half, CPU)
     assert found.links is None and "no link speed is known of half; --h2d and --d2h give it" in found.note
-    assert links_of("auto", CPU, wanted=False) == link_speed.LinkSpeed(None)
-    assert "a CPU has no link to a device" in links_of("auto", CPU).note
+    assert links_of("auto", CPU) == link_speed.LinkSpeed(None)
+    assert "a CPU has no link to a device" in links_of("auto", CPU, host_budget_bytes=5000).note
+    assert "the host budget is 0" in links_of("a100", CPU, h2d=1e9, d2h=1e9, host_budget_bytes=0).note
 
 
 @pytest.mark.usefixtures("measured")

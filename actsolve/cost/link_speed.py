@@ -33,7 +33,12 @@ EMULATED = "This machine has no link to a device: copies are emulated at the giv
 
 
 def links_of(
-    hardware: str, device: torch.device, *, h2d: float | None = None, d2h: float | None = None, wanted: bool = True
+    hardware: str,
+    device: torch.device,
+    *,
+    h2d: float | None = None,
+    d2h: float | None = None,
+    host_budget_bytes: int | None = None,
 ) -> LinkSpeed:
     """Return the speeds of the link to plan for.
 
@@ -45,8 +50,11 @@ def links_of(
         device: What ``auto`` stands for: a CUDA device is measured; a CPU has no link but the one that is given.
         h2d: Bytes per second from host to device, if given.
         d2h: Bytes per second from device to host, if given.
-        wanted: Whether a report should say why there is no link, on a CPU too.
+        host_budget_bytes: Host memory for what is offloaded, if given. There is no link for 0 bytes of it; who gives some is told
+            why there is no link, on a CPU too.
     """
+    if host_budget_bytes == 0:
+        return LinkSpeed(None, note="Nothing is offloaded: the host budget is 0.")
     note = EMULATED if hardware == "auto" and device.type != "cuda" else ""
     if h2d is not None and d2h is not None:
         return LinkSpeed(Links(float(d2h), float(h2d)), "given", note)
@@ -60,7 +68,7 @@ def links_of(
         return LinkSpeed(Links(float(out), float(back)), f"{'h2d' if d2h is None else 'd2h'} given, {of_other}", note)
     if known.d2h is not None and known.h2d is not None:
         return LinkSpeed(Links(known.d2h, known.h2d, known.d2h_both, known.h2d_both), known.source)
-    return LinkSpeed(None, note=known.missing if wanted or hardware != "auto" else "")
+    return LinkSpeed(None, note=known.missing if host_budget_bytes is not None or hardware != "auto" else "")
 
 
 def host_budget_of(hardware: str, given_bytes: int | None) -> int | None:
