@@ -229,8 +229,9 @@ class Emitter:
         """Wait for the copies out of all that is saved both on the device and on the host."""
         for name, host in list(self.saved.items()):
             value = self._on_host.get(name)
-            if value is not None and self._engine is not None and (device := self.saved.get(self._whole(value).name)) is not None:
-                self._out.call_function(self._engine.wait_out, (host, device))
+            node = None if value is None else self._captured.value_nodes[value]
+            if node is not None and node.name in self.saved and self._engine is not None:
+                self._out.call_function(self._engine.wait_out, (host, self.saved[node.name]))
 
     def _whole(self, value: int | None) -> Node:
         """Return the joint graph's node that holds all of ``value``."""
