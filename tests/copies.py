@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 from alike import required
 
@@ -35,13 +34,18 @@ def random_schedule(problem: Problem, rng: random.Random, *, share: float | None
     keep = rng.random()
     drawn = {v for v in sorted(problem.offloadable) if rng.random() < share}
     kept = {v for v in graph.decidable if v not in drawn and (rng.random() < keep or v in required(graph))}
-    offloaded = random_copies(graph, frozenset(kept), drawn, rng)
-    return build_schedule(graph, frozenset(kept), offloaded=offloaded)
+    early = {
+        op: rng.randint(graph.n_forward, late) for op, late in enumerate(graph.late) if late is not None and rng.random() < 0.3
+    }
+    offloaded = random_copies(graph, frozenset(kept), drawn, early, rng)
+    return build_schedule(graph, frozenset(kept), early, offloaded)
 
 
-def random_copies(graph: Graph, kept: frozenset[int], drawn: set[int], rng: random.Random) -> dict[int, Copies]:
+def random_copies(
+    graph: Graph, kept: frozenset[int], drawn: set[int], early: dict[int, int], rng: random.Random
+) -> dict[int, Copies]:
     """When to free and fetch each of ``drawn`` that the backward reads; any time at which that is right."""
-    runs = runs_of(graph, kept | drawn)
+    runs = runs_of(graph, kept | drawn, early)
     starts = first_run_at(graph, runs)
     left: dict[int, int] = {}  # value -> the last run of the forward that makes or reads it
     arrives: dict[int, int] = {}
@@ -59,7 +63,3 @@ def random_copies(graph: Graph, kept: frozenset[int], drawn: set[int], rng: rand
         free = [i for i in range(back_at + 1) if left[v] < starts[i] <= starts[back_at]]
         found[v] = Copies(rng.choice(free[:3] if rng.random() < 0.5 else free), back_at)
     return found
-
-
-def unlimited(problem: Problem) -> Problem:
-    return replace(problem, budget_bytes=1 << 62)
