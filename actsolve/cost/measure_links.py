@@ -218,8 +218,10 @@ class _CudaLink:
 def _cuda_link(device: torch.device) -> Iterator[_CudaLink]:
     with torch.cuda.device(device):
         torch.cuda.synchronize(device)
-        yield _CudaLink(device)
-        torch.cuda.synchronize(device)  # the blocks are not freed under a copy
+        try:
+            yield _CudaLink(device)
+        finally:
+            torch.cuda.synchronize(device)  # no copy is left behind
 
 
 def _blocks(device: torch.device, *, pinned: bool) -> Blocks:
