@@ -114,7 +114,7 @@ class CopyEngine(ABC, Generic[C]):
         storage = tensor.untyped_storage()
         if storage.nbytes() != n_bytes:
             raise ScheduleError(f"a value of {n_bytes} bytes is copied out and has {storage.nbytes()} bytes", where="offloading")
-        source = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+        source = _bytes_of(storage)
         arena = self._arena_of(lease)
         place = slice(offset, offset + n_bytes)
         host = lease[place]
@@ -128,7 +128,8 @@ class CopyEngine(ABC, Generic[C]):
     def copy_back(self, host: torch.Tensor, device: torch.device) -> Arriving[C]:
         """Queue a copy from ``host`` to fresh memory of ``device``; it begins when the copy out has ended."""
         arena, offset, n_bytes = self._arena_of(host), int(host.storage_offset()), host.numel()
-        target = torch.empty(n_bytes, dtype=torch.uint8, device=device)
+        storage = torch.UntypedStorage(n_bytes, device=device)  # type: ignore[no-untyped-call]  # torch.empty may fill it
+        target = _bytes_of(storage)
         copy = self._copy_back(arena.memory[offset : offset + n_bytes], target, arena.out[offset], host)
         arena.back[offset] = copy
         return Arriving(copy, target)
@@ -189,3 +190,7 @@ class CopyEngine(ABC, Generic[C]):
     @abstractmethod
     def _settle(self) -> None:
         """Wait until all copies that are queued have ended, and hold nothing."""
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

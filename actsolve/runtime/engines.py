@@ -22,10 +22,12 @@ def new_engine(device: torch.device, links: Links | None, options: CopyOptions) 
         options: For experiments and tests.
 
     Raises:
-        UsageError: there is no engine for such a device.
+        UsageError: there is no engine for such a device, or it cannot do what `options` ask for.
         ScheduleError: a link is to be emulated and none is known.
     """
     if device.type == "cuda":
+        if options.speed != 1 or options.delay is not None:
+            raise UsageError(f"the link of {device} cannot be slowed down", why="speed and delay are of emulated links")
         return CudaEngine(device, options)
     if device.type != "cpu":
         raise UsageError(f"nothing can be offloaded from {device}", why="there are copy engines for CUDA and CPU only")
