@@ -63,3 +63,13 @@ def random_copies(
         free = [i for i in range(back_at + 1) if left[v] < starts[i] <= starts[back_at]]
         found[v] = Copies(rng.choice(free[:3] if rng.random() < 0.5 else free), back_at)
     return found
+
+
+def prompt_copies(graph: Graph, problem: Problem, ops: int = 4) -> Schedule:
+    """All that can be offloaded is, freed ``ops`` forward ops after its last read and fetched as many before the first one."""
+    read = [v for v in sorted(problem.offloadable) if graph.backward_readers[v]]
+    last = {v: max(graph.values[v].producer or 0, *graph.forward_readers[v], -1) for v in read}
+    times = {
+        v: Copies(min(graph.n_forward, last[v] + 1 + ops), max(graph.n_forward, graph.backward_readers[v][0] - ops)) for v in read
+    }
+    return build_schedule(graph, frozenset(graph.decidable) - times.keys(), offloaded=times)

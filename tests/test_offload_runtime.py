@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from alike import assert_equal_training, made, step_loss
-from copies import LINKS, offload_problem, random_schedule
+from copies import LINKS, offload_problem, prompt_copies, random_schedule
 from kinds import KINDS, of, step, x
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -40,7 +41,7 @@ from actsolve.runtime import host_memory
 from actsolve.runtime.copy_engine import CopyEngine, CopyOptions
 from actsolve.runtime.emulated_link import Copy
 from actsolve.runtime.exactness import bitwise_equal
-from actsolve.runtime.measure_step import measured_peak
+from actsolve.runtime.measure_step import interleaved_times, measured_peak
 from actsolve.schedule import Schedule, StepKind, build_schedule
 from actsolve.simulate import simulate
 from actsolve.training_step import TrainingStep
@@ -475,3 +476,24 @@ def test_stalls_are_as_long_as_the_link_is_slow() -> None:
         )
         / 20e6
     )
+
+
+@pytest.mark.slow
+def test_copies_overlap_the_computation() -> None:
+    """What synchronous copies add to a step is the link's time; of copies that are queued early most of it is hidden."""
+
+    def make() -> TrainingStep:
+        return replace(mlp(512, 8), args=(x(2048, 512),))
+
+    captured = captured_of(make)
+    problem = replace(offload_problem(captured.graph), min_offload_bytes=1 << 20)
+    planned = prompt_copies(captured.graph, problem)
+    n_bytes = simulate(problem, planned).d2h_bytes
+    links = Links(d2h=1e9, h2d=1e9, d2h_both=1e9, h2d_both=1e9)
+    steps = {}
+    for name, schedule in (("planned", planned), ("synchronous", synchronous(captured.graph, planned))):
+        ours = Trained(made(make), captured, schedule, PLAIN, links)
+        steps[name] = lambda ours=ours: ours.loss().backward()
+    times = interleaved_times(steps, 9)
+    hidden_s = median(b - a for a, b in zip(times["planned"], times["synchronous"], strict=True))
+    assert hidden_s > 0.5 * 2 * n_bytes / 1e9
