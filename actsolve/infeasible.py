@@ -9,8 +9,9 @@ from dataclasses import replace
 from actsolve.errors import InfeasibleBudget
 from actsolve.graph import Graph, Kind
 from actsolve.plan import Plan, Status
+from actsolve.plan_schedule import schedule_of
 from actsolve.problem import Problem
-from actsolve.schedule import Step, StepKind, build_schedule
+from actsolve.schedule import Step, StepKind
 from actsolve.simulate import Timeline, simulate
 from actsolve.static_memory import Reserve, StaticMemory
 from actsolve.units import format_bytes
@@ -38,7 +39,7 @@ def infeasible_budget(
     smallest_bytes = reserve.budget_for(needed_bytes)
     at_smallest = replace(static, reserve=reserve.of(smallest_bytes))
     there = replace(problem, budget_bytes=smallest_bytes, static_bytes=at_smallest.total_bytes)
-    timeline = simulate(there, build_schedule(problem.graph, found.kept, found.early, found.offloaded))
+    timeline = simulate(there, schedule_of(problem.graph, found))
     budget = f"{format_bytes(problem.budget_bytes)} ({problem.budget_bytes} bytes)"
     proven = result.status is Status.INFEASIBLE or problem.budget_bytes < problem.static_bytes
     what = f"no plan fits {budget}" if proven else f"no plan was found for {budget} in {time_limit_s:g} s"

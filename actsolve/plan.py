@@ -48,6 +48,7 @@ class Plan:
         early: Per forward op, a backward op before which it is replayed if it is replayed at all and was not before
             (`build_schedule`). Empty: everything on demand.
         offloaded: The decidable values that are on the host from the forward to their use in the backward.
+        synchronous: Whether the computation waits for each copy as soon as it is queued, out and back (`experiments`).
         status: What was proved. With INFEASIBLE and UNKNOWN the plan holds no decisions.
         bound_s: Proven lower bound on the extra seconds over keep-all, over the plans of the
             planner's class; None if it has no bound.
@@ -59,6 +60,7 @@ class Plan:
     kept: frozenset[int] = frozenset()
     early: Mapping[int, int] = field(default_factory=dict)
     offloaded: Mapping[int, Copies] = field(default_factory=dict)
+    synchronous: bool = False
     status: Status = Status.FEASIBLE
     bound_s: float | None = None
     solve_s: float = 0.0

@@ -23,10 +23,10 @@ from actsolve.links import Links
 from actsolve.pins import pinned_values, refuse_unknown_modules
 from actsolve.plan import Plan
 from actsolve.plan_file import PlanFile, load_plan, offloaded_by
+from actsolve.plan_schedule import schedule_of
 from actsolve.planned import Attempt, BaselineResult, Planned
 from actsolve.planners import BASELINES, PLANNERS, Progress, plan, require_solver, smallest_budget
 from actsolve.problem import Costs, Problem
-from actsolve.schedule import build_schedule
 from actsolve.settings import Settings
 from actsolve.simulate import Timeline, simulate
 from actsolve.static_memory import Reserve, StaticMemory, parse_budget, static_memory
@@ -380,7 +380,7 @@ def _with_attempt(error: InfeasibleBudget, attempt: Attempt) -> InfeasibleBudget
 
 def timeline_of(problem: Problem, found: Plan) -> Timeline:
     """Return the simulated schedule of a plan."""
-    return simulate(problem, build_schedule(problem.graph, found.kept, found.early, found.offloaded))
+    return simulate(problem, schedule_of(problem.graph, found))
 
 
 def baselines_of(problem: Problem) -> dict[str, BaselineResult]:

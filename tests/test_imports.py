@@ -31,6 +31,7 @@ TREE = (
     "schedule",
     "split",
     "experiments",
+    "plan_schedule",
     "check",
     "simulate",
     "static_memory",

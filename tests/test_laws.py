@@ -45,7 +45,7 @@ def fitting_baselines(problem: Problem, seed: int) -> list[Timeline]:
     return [t for t in timelines if t.fits]
 
 
-@pytest.mark.parametrize("name", PLANNERS)
+@pytest.mark.parametrize("name", [name for name in PLANNERS if not name.startswith("offload")])  # see test_laws_offload
 def test_the_checker_accepts_every_schedule_and_agrees_on_the_peak(name: str) -> None:
     n_found = n_replays = 0
     for seed in range(N_GRAPHS):

@@ -51,9 +51,7 @@ def fake_step(name: str, **overrides: object) -> TrainingStep:
 
 def saved_bytes_and_loss(step: TrainingStep) -> tuple[int, Tensor]:
     """Return the storage bytes that autograd saves beyond parameters, buffers and inputs, and the loss."""
-    static = {
-        t.untyped_storage().data_ptr() for t in (*step.model.parameters(), *step.model.buffers(), *step.args)
-    }
+    static = {t.untyped_storage().data_ptr() for t in (*step.model.parameters(), *step.model.buffers(), *step.args)}
     saved: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -219,9 +217,7 @@ def test_a_factory_has_a_signature_and_a_description() -> None:
     assert {name: p.default for name, p in parameters.items()} == factory.settings
     assert factory.settings["width"] == 1600
     assert list(models_zoo.describe()) == models_zoo.names()
-    assert models_zoo.describe()["resnet18"] == (
-        "ResNet-18: depth=18, width=64, image=224, batch=64, classes=1000, dtype=fp32"
-    )
+    assert models_zoo.describe()["resnet18"] == ("ResNet-18: depth=18, width=64, image=224, batch=64, classes=1000, dtype=fp32")
 
 
 def test_a_family_stands_for_its_mini_size() -> None:
@@ -242,8 +238,7 @@ def test_unknown_overrides_name_the_accepted_ones() -> None:
     with pytest.raises(TypeError) as error:
         models_zoo.get("resnet18")(widht=32)
     assert str(error.value) == (
-        "resnet18: unknown override 'widht' (did you mean 'width'?); "
-        "accepted: depth, width, image, batch, classes, dtype"
+        "resnet18: unknown override 'widht' (did you mean 'width'?); accepted: depth, width, image, batch, classes, dtype"
     )
 
 

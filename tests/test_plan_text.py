@@ -44,7 +44,8 @@ def timeline(problem: Problem, kept: frozenset[int], offloaded: Mapping[int, Cop
 
 
 def planned(plan_: Plan, problem: Problem = PROBLEM, **fields: Any) -> Planned:
-    baselines = {name: BaselineResult(timeline(problem, plan(problem, name).kept)) for name in BASELINES}
+    found = {name: plan(problem, name) for name in BASELINES}
+    baselines = {n: BaselineResult(timeline(problem, p.kept, p.offloaded) if p.found else None, p.note) for n, p in found.items()}
     keep_all = timeline(problem, EVERYTHING)
     attempt = Attempt(target="hand-made", problem=problem, plan=plan_, keep_all=keep_all, baselines=baselines, static=STATIC)
     return replace(attempt.with_timeline(timeline(problem, plan_.kept, plan_.offloaded)), **fields)
@@ -60,7 +61,7 @@ def reports() -> dict[str, str]:
     proven = dropped("a", "d", status=Status.OPTIMAL, bound_s=0.00499, solve_s=1.25)
     rough = replace(COSTS, workspace_bytes=(0,) * len(OPS), source="roofline of abacus", unknown=tuple("abcdefg"))
     roomy = replace(PROBLEM, budget_bytes=10**6)
-    others = {name: planned(plan(PROBLEM, name)) for name in BASELINES}
+    others = {name: planned(p) for name in BASELINES if (p := plan(PROBLEM, name)).found}
     nothing: dict[str, Attempt] = {
         "milp": Attempt(
             target="hand-made",

@@ -193,7 +193,7 @@ def test_a_planned_step_becomes_a_module() -> None:
 
 def test_every_planner_has_its_say() -> None:
     found = attempts(prepare(a_step(), 0.8, FAST), FAST)
-    assert list(found) == ["milp", "keep_all", "sqrt_l", "per_layer"]
+    assert list(found) == list(PLANNERS)
     assert found["milp"].fits and not found["keep_all"].fits
     assert all(isinstance(a, Planned) for a in found.values())
     nothing = attempts(prepare(a_step(), 1000, FAST), FAST)

@@ -109,9 +109,7 @@ def test_a_factory_in_a_file_a_module_and_a_class(folder: Path) -> None:
 def test_overrides_take_the_type_of_the_default(folder: Path) -> None:
     assert settings_of("good.py:step") == dict(batch=4, width=8, dropout=0.5, bias=True, name="x", seed=None, free=None)
     given = ("batch=2", "width=16", "dropout=1", "bias=no", "name=12", "seed=7", "free=0.5")
-    assert settings_of("good.py:step", *given) == dict(
-        batch=2, width=16, dropout=1.0, bias=False, name="12", seed=7, free=0.5
-    )
+    assert settings_of("good.py:step", *given) == dict(batch=2, width=16, dropout=1.0, bias=False, name="12", seed=7, free=0.5)
     assert type(settings_of("good.py:step", "dropout=1")["dropout"]) is float
     assert settings_of("good.py:step", "seed=none", "free=None", "name=a=b", "bias=True")["name"] == "a=b"
 

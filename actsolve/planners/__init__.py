@@ -11,6 +11,9 @@ from actsolve.plan import Plan
 from actsolve.planners.keep_all import keep_all
 from actsolve.planners.lp import Limits, LinearModel, solve
 from actsolve.planners.milp import milp
+from actsolve.planners.offload_all import offload_all
+from actsolve.planners.offload_boundaries import offload_boundaries
+from actsolve.planners.offload_sync import offload_sync
 from actsolve.planners.options import PlannerOptions, Progress
 from actsolve.planners.per_layer import per_layer
 from actsolve.planners.smallest import smallest_budget
@@ -24,9 +27,12 @@ PLANNERS: dict[str, Callable[[Problem, PlannerOptions], Plan]] = {
     "keep_all": keep_all,
     "sqrt_l": sqrt_l,
     "per_layer": per_layer,
+    "offload_all": offload_all,
+    "offload_boundaries": offload_boundaries,
+    "offload_sync": offload_sync,
 }
 
-BASELINES = ("keep_all", "sqrt_l", "per_layer")
+BASELINES = tuple(name for name in PLANNERS if name != "milp")
 
 
 def plan(problem: Problem, name: str = "milp", options: PlannerOptions | None = None) -> Plan:

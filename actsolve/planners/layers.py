@@ -80,3 +80,16 @@ def crossing(graph: Graph, segments: list[list[int]]) -> frozenset[int]:
         elif any(segment_of.get(reader) != home for reader in graph.forward_readers[value]):
             kept.add(value)
     return frozenset(kept)
+
+
+def boundaries(graph: Graph, segments: list[list[int]]) -> frozenset[int]:
+    """Return the inputs of the segments: the decidable values that an op of one reads in the forward and that it did not make."""
+    segment_of: dict[int, int] = {op: k for k, ops in enumerate(segments) for op in ops}
+    found = set()
+    for value in crossing(graph, segments):
+        producer = graph.values[value].producer
+        assert producer is not None
+        homes = {segment_of.get(reader) for reader in graph.forward_readers[value]} - {None, segment_of.get(producer)}
+        if homes:
+            found.add(value)
+    return frozenset(found)

@@ -58,8 +58,8 @@ class Solution:
 class Limits:
     """When a solver stops: at either gap, at the time limit, or when ``ends`` says so.
 
-    `sub_mips` lets HiGHS search around its relaxation for incumbents. `ends` is called now and then with the incumbent and the bound, in units of the objective, either None while unknown;
-    only HiGHS calls it.
+    `sub_mips` lets HiGHS search around its relaxation for incumbents. `ends` is called now and then with the incumbent and
+    the bound, in units of the objective, either None while unknown; only HiGHS calls it.
     """
 
     relative_gap: float = 0.01

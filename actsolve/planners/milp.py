@@ -18,9 +18,11 @@ from actsolve.plan import Plan, Status
 from actsolve.planners.improve import Candidate, candidate, improved
 from actsolve.planners.keep_all import keep_all
 from actsolve.planners.lifetimes import write_memory_rows
-from actsolve.planners.lp import Limits, Outcome, Solution, solve
+from actsolve.planners.lp import Array, Limits, Outcome, Solution, solve
 from actsolve.planners.milp_rows import Columns, decision_columns, decisions_of, early_replays, offloaded_by, start_from
 from actsolve.planners.moments import MemoryRows
+from actsolve.planners.offload_all import offload_all
+from actsolve.planners.offload_boundaries import offload_boundaries
 from actsolve.planners.options import PlannerOptions, Progress
 from actsolve.planners.per_layer import per_layer
 from actsolve.planners.sqrt_l import sqrt_l
@@ -92,8 +94,9 @@ def check_pins(problem: Problem) -> None:
 def _best_seed(problem: Problem, options: PlannerOptions, everything: Candidate) -> Candidate | None:
     """The fastest of the baselines, and of the plans given, that fits."""
     seeds = [everything]
-    for found in (*options.seeds, *(b(problem) for b in (sqrt_l, per_layer))):
-        seeds.append(candidate(problem, found.kept, found.early, frozenset(found.offloaded)))
+    for found in (*options.seeds, *(b(problem) for b in (sqrt_l, per_layer, offload_all, offload_boundaries))):
+        if found.found:
+            seeds.append(candidate(problem, found.kept, found.early, frozenset(found.offloaded)))
     fitting = [s for s in seeds if s.fits and not s.kept & problem.pinned_recompute]
     return min(fitting, key=lambda s: s.extra_s, default=None)
 
@@ -261,8 +264,7 @@ def _solve_windows(
             bound_s = None if solution.bound is None else max(0.0, solution.bound / time_scale)
         if solution.x is None:
             return _Outcome(solution, bound_s=bound_s)
-        decisions = (f(columns, solution.x) for f in (decisions_of, early_replays, offloaded_by))
-        best = candidate(problem, *decisions)
+        best = decided(problem, columns, solution.x)
         if best.fits:
             return _Outcome(solution, best, bound_s)
         fractional = columns.fractional_steps(solution.x) - stepwise
@@ -293,6 +295,11 @@ def build(problem: Problem, found: Windows, room_bytes: int, n_slots: int = SLOT
     rows = MemoryRows(columns, room_bytes, unit)
     write_memory_rows(problem, columns, rows)
     return columns, rows, time_scale
+
+
+def decided(problem: Problem, columns: Columns, x: Array) -> Candidate:
+    """Return the plan that the solution ``x`` stands for, simulated."""
+    return candidate(problem, decisions_of(columns, x), early_replays(columns, x), offloaded_by(columns, x))
 
 
 def memory_unit(problem: Problem) -> float:

@@ -16,14 +16,14 @@ import numpy.typing as npt
 
 from actsolve.plan import Copies
 from actsolve.problem import Problem
-from actsolve.schedule import StepKind, build_schedule, first_run_at, runs_of
+from actsolve.schedule import NOT_EARLY, StepKind, build_schedule, first_run_at, runs_of
 from actsolve.simulate import simulate
 
 _MARGIN = 0.5  # of a copy's time: what a real link, and a real op, may be late
 
 
 def place(
-    problem: Problem, kept: frozenset[int], offloaded: Iterable[int], early: Mapping[int, int]
+    problem: Problem, kept: frozenset[int], offloaded: Iterable[int], early: Mapping[int, int] = NOT_EARLY
 ) -> dict[int, Copies]:
     """Return when the values ``offloaded`` leave and return. Takes O(runs) for each of them.
 
@@ -131,9 +131,7 @@ def _latest_s(runs: _Runs, order: list[int], copy_s: dict[int, float]) -> dict[i
     return latest_s
 
 
-def _leaves(
-    problem: Problem, runs: _Runs, room: npt.NDArray[np.int64], back_at: dict[int, int]
-) -> dict[int, Copies]:
+def _leaves(problem: Problem, runs: _Runs, room: npt.NDArray[np.int64], back_at: dict[int, int]) -> dict[int, Copies]:
     """Return when the memory of each value is freed: when something else needs it, the first copy out first."""
     size = {v: problem.graph.values[v].size_bytes for v in runs.spans}
     joins: dict[int, list[int]] = {}

@@ -83,7 +83,7 @@ class Slots:
         return [v for v in values if self.needed[v] - 1 == g]
 
     def fill(self, x: Array, values: Iterable[int]) -> None:
-        """Set the columns in ``x`` to those of a plan that offloads ``values``: out as soon, and back as late, as the link can."""
+        """Set the columns in ``x`` to those of a plan that offloads ``values``: out as soon, back as late, as the link can."""
         values = [v for v in values if v in self.offload]
         for v in values:
             x[self.offload[v]] = 1.0

@@ -6,21 +6,22 @@ import time
 from dataclasses import replace
 
 from actsolve.errors import InfeasibleBudget
-from actsolve.plan import Plan, Status
+from actsolve.plan import Plan
 from actsolve.planners.improve import Candidate, candidate
 from actsolve.planners.keep_all import keep_all
 from actsolve.planners.lifetimes import write_memory_rows
 from actsolve.planners.lp import INFINITY, Limits, solve
-from actsolve.planners.milp import SLOTS, check_pins, memory_unit
-from actsolve.planners.milp_rows import decision_columns, decisions_of, early_replays, offloaded_by, start_from
+from actsolve.planners.milp import SLOTS, check_pins, decided, memory_unit
+from actsolve.planners.milp_rows import decision_columns, start_from
 from actsolve.planners.moments import MemoryRows
+from actsolve.planners.offload_all import offload_all
+from actsolve.planners.offload_boundaries import offload_boundaries
 from actsolve.planners.options import PlannerOptions
 from actsolve.planners.per_layer import per_layer
 from actsolve.planners.sqrt_l import sqrt_l
 from actsolve.planners.windows import Windows, windows
 from actsolve.problem import Problem
 
-_UNLIMITED = 1 << 62
 _NARROWEST, _WIDENING = 12, 4  # backward ops: windows of half a transformer layer find most of what there is
 _PEAK_GAP = 0.01
 _TIME_LIMIT_S = 10.0
@@ -41,9 +42,9 @@ def smallest_budget(problem: Problem, options: PlannerOptions | None = None) -> 
     options = options or PlannerOptions()
     check_pins(problem)
     deadline = time.perf_counter() + min(options.time_limit_s, _TIME_LIMIT_S)
-    problem = replace(problem, budget_bytes=_UNLIMITED)
-    seeds = (*options.seeds, *(b(problem) for b in (keep_all, sqrt_l, per_layer)))
-    plans = [candidate(problem, seed.kept, seed.early, frozenset(seed.offloaded)) for seed in seeds]
+    problem = replace(problem, budget_bytes=0)  # so that what is offloaded leaves at once, and returns at the last moment
+    seeds = (*options.seeds, *(b(problem) for b in (keep_all, sqrt_l, per_layer, offload_all, offload_boundaries)))
+    plans = [candidate(problem, s.kept, s.early, frozenset(s.offloaded)) for s in seeds if s.found]
     plans = [p for p in plans if not p.kept & problem.pinned_recompute]
     best = min(plans, key=_rank, default=None)
     found = _least_peak(problem, options, best, deadline)
@@ -92,5 +93,4 @@ def _least_peak_within(
     solution = solve(columns.lp, options.solver, limits, start)
     if solution.x is None:
         return None
-    decisions = (f(columns, solution.x) for f in (decisions_of, early_replays, offloaded_by))
-    return candidate(problem, *decisions)
+    return decided(problem, columns, solution.x)

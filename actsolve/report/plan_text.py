@@ -26,6 +26,7 @@ def plan_text(planned: Planned, measured: Mapping[str, Any] | None = None) -> st
         planned: The plan and all that is predicted of it.
         measured: What a run here gave, with the fields of ``measured`` in ``optimize --json``.
     """
+    applicable = {name: result for name, result in planned.baselines.items() if result.timeline is not None}
     sections = [
         [_headline(planned)],
         ["memory", *_memory(planned)],
@@ -35,7 +36,7 @@ def plan_text(planned: Planned, measured: Mapping[str, Any] | None = None) -> st
         ["offloading", *_offloading(planned)] if planned.timeline.d2h_bytes else [],
         _places(planned, "recomputed most, by module", lambda op: _without_numbers(op.module) or "(the step itself)"),
         _places(planned, "recomputed most, by source line", lambda op: op.source or op.module or "(unknown)"),
-        ["side by side, simulated", *side_by_side({"this plan": planned, **planned.baselines}, planned)],
+        ["side by side, simulated", *side_by_side({"this plan": planned, **applicable}, planned)],
         ["measured here", *_measured(planned, measured)] if measured is not None else [],
         ["notes", *(f"  {note}" for note in _notes(planned))] if _notes(planned) else [],
     ]

@@ -1,0 +1,18 @@
+"""The schedule of a plan."""
+
+from __future__ import annotations
+
+from actsolve.experiments import synchronous
+from actsolve.graph import Graph
+from actsolve.plan import Plan
+from actsolve.schedule import Schedule, build_schedule
+
+
+def schedule_of(graph: Graph, plan: Plan) -> Schedule:
+    """Return the steps that carry out ``plan``.
+
+    Raises:
+        ScheduleError: it does without a value that the backward reads and that cannot be replayed.
+    """
+    schedule = build_schedule(graph, plan.kept, plan.early, plan.offloaded)
+    return synchronous(graph, schedule) if plan.synchronous else schedule
