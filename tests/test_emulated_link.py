@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 import weakref
@@ -101,6 +102,7 @@ def threads() -> list[str]:
 
 
 def test_a_thread_begins_with_the_first_copy_and_ends_when_the_link_is_dropped() -> None:
+    gc.collect()  # links of other tests
     link = EmulatedLink(SLOW)
     assert threads() == []
     link.copy_out(block(64), block(64))
