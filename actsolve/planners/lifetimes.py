@@ -73,7 +73,7 @@ class _Walk:
         self.returned_end: dict[int, list[int]] = defaultdict(list)  # backward op -> offloaded values that may be read last there
         for v in columns.k:
             self._find_end(v)
-        for v in self.slots.offload if self.slots is not None else ():
+        for v in self.slots.returns if self.slots is not None else ():
             self.returned_end[max(self.windows.last_direct(v), self.windows.last_replay(v))].append(v)
         largest = max((self.size[v] for v in columns.k), default=0)
         self.small_bytes = _SMALL * largest
@@ -126,8 +126,8 @@ class _Walk:
         self.rows.fixed(-self.size[v])
         if v in self.columns.k:
             self._born(v, {self.columns.k[v]: 1.0})
-        if self.slots is not None and v in self.slots.offload:
-            self.rows.born(self.size[v], {self.slots.offload[v]: 1.0})
+        if self.slots is not None and v in self.slots.returns:
+            self.rows.born(self.size[v], dict.fromkeys(self.slots.columns(v), 1.0))
 
     def _cross_link(self, index: int) -> None:
         """At the start of a slot: what left in the slot before is gone, and what comes back in this one has its memory."""
@@ -172,7 +172,7 @@ class _Walk:
             self._backward_op(j, ends[j])
             for v in self.returned_end[j]:
                 assert self.slots is not None
-                rows.dies(self.size[v], {self.slots.offload[v]: 1.0})
+                rows.dies(self.size[v], dict.fromkeys(self.slots.columns(v), 1.0))
         if len(graph.ops) > graph.n_forward:
             rows.fixed(-tangents)
         rows.fixed(self.problem.optimizer_bytes)

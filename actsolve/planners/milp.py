@@ -25,6 +25,7 @@ from actsolve.planners.offload_all import offload_all
 from actsolve.planners.offload_boundaries import offload_boundaries
 from actsolve.planners.options import PlannerOptions, Progress
 from actsolve.planners.per_layer import per_layer
+from actsolve.planners.slots import Grid
 from actsolve.planners.sqrt_l import sqrt_l
 from actsolve.planners.windows import Windows, windows
 from actsolve.problem import Problem
@@ -36,8 +37,11 @@ _NARROWEST = 12  # backward ops: about half a transformer layer
 _WIDENING = 1.5
 _DEMANDS = 4000  # step columns of a model that is solved only in the hope of a better plan
 _IN_VAIN = 2  # such passes in a row gain nothing: no more,
-SLOTS, _FINE_SLOTS = 64, 128  # of a step, in the first pass and later: 1% less stalls and idle link for three times the time
-_ALONE = 0.25  # of the time limit, for what offloads nothing
+_COARSE = Grid(64, whole=0.5)  # of the first pass
+_FINE = (Grid(128, whole=0.0), Grid(128, whole=0.5))  # of the others, in turn
+_ROUGH = 0.03  # a gap that is enough for the first of several passes that offload, after
+_ROUGH_AFTER = 0.2  # of the time limit
+_SIMPLER = 0.15  # of the time limit, for what only recomputes, and for what only offloads
 _LAST_S = 0.5  # for the local improvement, once time is up
 _CHEAP_S = 2.0  # if all together have taken this long
 _PATIENCE_S = 5.0  # with a pass that finds nothing better
@@ -58,7 +62,7 @@ def milp(problem: Problem, options: PlannerOptions | None = None) -> Plan:
         return Plan("milp", everything.kept, status=Status.OPTIMAL, bound_s=0.0)
     best = _best_seed(problem, options, everything)
     if problem.offloadable:
-        best = _without_offload(problem, options, best, begin)
+        best = _simpler_plans(problem, options, best)
     search = _Search(problem, options, best, begin)
     search.run()
     best, bound = search.best, search.bound_s
@@ -101,15 +105,19 @@ def _best_seed(problem: Problem, options: PlannerOptions, everything: Candidate)
     return min(fitting, key=lambda s: s.extra_s, default=None)
 
 
-def _without_offload(problem: Problem, options: PlannerOptions, best: Candidate | None, begin: float) -> Candidate | None:
-    """Return the better of ``best`` and what one pass finds that offloads nothing: a smaller model, soon solved."""
-    alone = replace(problem, links=None)
-    limited = replace(options, window=options.window or _NARROWEST, time_limit_s=_ALONE * options.time_limit_s)
-    seed = None if best is None or best.offloaded else best
-    search = _Search(alone, limited, seed, begin)
-    search.run(passes=1)
-    found = [c for c in (best, search.best) if c is not None]
-    return min(found, key=lambda c: c.extra_s, default=None)
+def _simpler_plans(problem: Problem, options: PlannerOptions, best: Candidate | None) -> Candidate | None:
+    """Return the best of ``best`` and what a pass finds that only recomputes, and one that only offloads: small models."""
+    ops = tuple(replace(op, replayable=False, why_not="only offload") for op in problem.graph.ops)
+    simpler = [replace(problem, links=None)]
+    if not problem.pinned_recompute:
+        simpler.append(replace(problem, graph=replace(problem.graph, ops=ops)))
+    limited = replace(options, window=options.window or _NARROWEST, time_limit_s=_SIMPLER * options.time_limit_s)
+    plans = [] if best is None else [best]
+    for one in simpler:
+        search = _Search(one, limited, None, time.perf_counter())
+        search.run(passes=1)
+        plans += [] if search.best is None else [search.best]
+    return min(plans, key=lambda c: c.extra_s, default=None)
 
 
 class _Search:
@@ -139,12 +147,13 @@ class _Search:
             found = windows(self.problem, width if width < n_backward else None)
             if self._over(found):
                 return
-            n_slots = SLOTS if number == 1 else _FINE_SLOTS
+            grid = _COARSE if number == 1 else _FINE[number % len(_FINE)]
             limits = (self.deadline, self._patience())
-            self._take(found, _solve_windows(self.problem, self.options, found, n_slots, self.best, *limits))
-            if (found.whole and (n_slots == _FINE_SLOTS or not self.problem.offloadable)) or number == passes:
+            self._take(found, _solve_windows(self.problem, self.options, found, grid, self.best, *limits))
+            if number == passes or (found.whole and (number > len(_FINE) or not self.problem.offloadable)):
                 return
-            width = math.ceil(width * _WIDENING)
+            if number % 2 == 0 or not self.problem.offloadable:  # else the same windows once more, on another grid
+                width = math.ceil(width * _WIDENING)
 
     def _over(self, found: Windows) -> bool:
         """Whether to stop before a pass over these windows."""
@@ -153,17 +162,21 @@ class _Search:
         if self._solved == 0 or self.best is None:
             return False
         gap_s = self.best.extra_s - (self.bound_s or 0.0)
+        if self.problem.offloadable and self._solved == 1:
+            return False
         at_once = self.options.window is not None and gap_s <= self.options.gap * self.best.extra_s
         in_vain = self._in_vain >= _IN_VAIN and time.perf_counter() - self.begin > _CHEAP_S
         return at_once or in_vain or found.n_demands > _DEMANDS
 
     def _patience(self) -> _Patience:
-        """The first pass that finds a plan may take all the time; a later one must find a better plan for that."""
+        """The first pass that finds a plan may take all the time, or most of it; a later one must find a better plan for that."""
         now = time.perf_counter()
         hopeful = self._solved > 0 and self.best is not None
+        first = self._solved == 0 and bool(self.problem.offloadable)
         return _Patience(
             content=self.begin + 0.5 * self.options.time_limit_s,
             hope=now + max(_PATIENCE_S, now - self.begin) if hopeful else math.inf,
+            rough=now + _ROUGH_AFTER * self.options.time_limit_s if first else math.inf,
         )
 
     def _take(self, found: Windows, outcome: _Outcome) -> None:
@@ -177,9 +190,11 @@ class _Search:
         if after is not None and (before is None or after.extra_s < before.extra_s - _EPSILON_S):
             gained = before is None or after.extra_s < before.extra_s * (1 - self.options.gap)
             self.best = after
-        # The bound is that of the widest windows that were solved to the gap, but for a much better plan's own.
+        # The bound is that of the widest windows that were solved to the gap, but for a much better plan's own. Grids are not
+        # wider or narrower: where values can be offloaded, it is the least of all bounds.
+        least = [b for b in (self.bound_s, outcome.bound_s) if b is not None and self.problem.offloadable]
         if self._solved == 0 or gained or self._conclusive(outcome):
-            self.bound_s = outcome.bound_s
+            self.bound_s = min(least, default=outcome.bound_s)
         self._solved += 1
         self._in_vain = 0 if gained or self._solved == 1 else self._in_vain + 1
 
@@ -200,16 +215,21 @@ class _Patience:
     Attributes:
         content: From then on the step gap is enough.
         hope: From then on it goes on only if it has found a better plan.
+        rough: From then on a few per cent of the incumbent are enough.
     """
 
     content: float
     hope: float
+    rough: float
 
     def ends(self, enough: float, seed: float, incumbent: float | None, bound: float | None) -> bool:
         """Whether to stop now: figures of the solver, the objective of the seed, and how near the bound is enough."""
         now = time.perf_counter()
         if now > self.hope and (incumbent is None or incumbent >= seed * (1 - _EPSILON_S)):
             return True
+        if now > self.rough and incumbent is not None and bound is not None:
+            enough = max(enough, _ROUGH * incumbent)
+            return incumbent - bound <= enough
         return now > self.content and incumbent is not None and bound is not None and incumbent - bound <= enough
 
 
@@ -224,7 +244,7 @@ def _solve_windows(
     problem: Problem,
     options: PlannerOptions,
     found: Windows,
-    n_slots: int,
+    grid: Grid,
     seed: Candidate | None,
     deadline: float,
     patience: _Patience,
@@ -239,7 +259,7 @@ def _solve_windows(
     tightened_bytes = 0
     bound_s: float | None = None
     while True:
-        columns, rows, time_scale = build(problem, found, problem.dynamic_budget_bytes - tightened_bytes, n_slots)
+        columns, rows, time_scale = build(problem, found, problem.dynamic_budget_bytes - tightened_bytes, grid)
         if rows.fixed_peak_bytes > problem.dynamic_budget_bytes:
             return _Outcome(Solution(Outcome.INFEASIBLE))
         columns.make_stepwise(stepwise)
@@ -286,12 +306,12 @@ def _in_seconds(progress: Progress | None, time_scale: float) -> Progress | None
     )
 
 
-def build(problem: Problem, found: Windows, room_bytes: int, n_slots: int = SLOTS) -> tuple[Columns, MemoryRows, float]:
+def build(problem: Problem, found: Windows, room_bytes: int, grid: Grid = _COARSE) -> tuple[Columns, MemoryRows, float]:
     """Return the whole model, and by what its objective is to be divided to give seconds."""
     total = sum(problem.costs.replay_seconds[f] for f in found.demands)
     time_scale = 1000.0 / total if total > 0 else 1.0
     unit = memory_unit(problem)
-    columns = decision_columns(problem, found, time_scale, unit, n_slots)
+    columns = decision_columns(problem, found, time_scale, unit, grid)
     rows = MemoryRows(columns, room_bytes, unit)
     write_memory_rows(problem, columns, rows)
     return columns, rows, time_scale

@@ -36,7 +36,7 @@ import numpy as np
 
 from actsolve.plan import Copies
 from actsolve.planners.lp import INFINITY, Array, LinearModel
-from actsolve.planners.slots import Slots, find_slots, offload_columns
+from actsolve.planners.slots import Grid, Slots, find_slots, offload_columns
 from actsolve.planners.windows import Windows
 from actsolve.problem import Problem
 from actsolve.schedule import NO_COPIES, StepKind, runs_of
@@ -57,8 +57,7 @@ class Columns:
 
     def there(self, v: int) -> list[int]:
         """Columns of which one is 1 where v is kept or offloaded."""
-        o = None if self.slots is None else self.slots.offload.get(v)
-        return [self.k[v]] if o is None else [self.k[v], o]
+        return [self.k[v], *(self.slots.columns(v) if self.slots is not None else ())]
 
     def q_at(self, f: int, position: int) -> int | None:
         """Column of q_f at ``position``; None where it is 0."""
@@ -81,10 +80,10 @@ class Columns:
         return {columns[step]: 1.0} if step == 0 else {columns[step]: 1.0, columns[step - 1]: -1.0}
 
 
-def decision_columns(problem: Problem, found: Windows, time_scale: float, unit: float, n_slots: int) -> Columns:
+def decision_columns(problem: Problem, found: Windows, time_scale: float, unit: float, grid: Grid) -> Columns:
     """Return the model with the columns k, o, r and q, and every row but memory.
 
-    Costs are seconds times ``time_scale``; the solver sees ``unit`` bytes as 1; the step is cut into ``n_slots`` slots.
+    Costs are seconds times ``time_scale``; the solver sees ``unit`` bytes as 1; copies are pictured on ``grid``.
     """
     columns = Columns(found)
     lp = columns.lp
@@ -93,10 +92,11 @@ def decision_columns(problem: Problem, found: Windows, time_scale: float, unit: 
         high = 0.0 if v in found.never_keep else 1.0
         columns.k[v] = lp.column(lower=low, upper=max(low, high), integer=True)
     if problem.offloadable:
-        columns.slots = find_slots(problem, found, unit, n_slots)
+        columns.slots = find_slots(problem, found, unit, grid)
         offload_columns(lp, problem, columns.slots, time_scale)
-        for v, o in columns.slots.offload.items():
-            lp.row(-INFINITY, 1.0, [columns.k[v], o], [1.0, 1.0])
+        for v in columns.slots.returns:
+            there = columns.there(v)
+            lp.row(-INFINITY, 1.0, there, [1.0] * len(there))
     for f, demands in found.demands.items():
         columns.r[f] = lp.column(cost=problem.costs.replay_seconds[f] * time_scale, integer=True)
         columns.q[f] = (*(lp.column() for _ in demands[:-1]), columns.r[f])
@@ -130,7 +130,7 @@ def _use_rows(columns: Columns, v: int) -> None:
 
 
 def _input_rows(columns: Columns, u: int, v: int) -> None:
-    """v is there when u is replayed: at every demand of u, and so in the end."""
+    """v is there when u is replayed: at every demand of u, and so in the end; what is offloaded, not before it is back."""
     lp, there = columns.lp, columns.there(v)
     less = [-1.0] * len(there)
     producer = columns.windows.graph.values[v].producer
@@ -141,6 +141,10 @@ def _input_rows(columns: Columns, u: int, v: int) -> None:
             lp.row(-INFINITY, 0.0, [q_u, *there], [1.0, *less])
         else:
             lp.row(-INFINITY, 0.0, [q_u, *there, q_f], [1.0, *less, -1.0])
+    for one in columns.slots.returns.get(v, ()) if columns.slots is not None else ():
+        before = columns.q_at(u, one.first_read - 1)
+        if before is not None:
+            lp.row(-INFINITY, 1.0, [before, one.column], [1.0, 1.0])
 
 
 def decisions_of(columns: Columns, x: Array) -> frozenset[int]:
@@ -161,7 +165,7 @@ def early_replays(columns: Columns, x: Array) -> dict[int, int]:
 def offloaded_by(columns: Columns, x: Array) -> frozenset[int]:
     """Return the values that the solution ``x`` offloads."""
     slots = columns.slots
-    return frozenset() if slots is None else frozenset(v for v, column in slots.offload.items() if x[column] > 0.5)
+    return frozenset(v for v in slots.returns if sum(x[c] for c in slots.columns(v)) > 0.5) if slots else frozenset()
 
 
 def start_from(

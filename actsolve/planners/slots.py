@@ -2,17 +2,25 @@
 
 Legend:
     g           a slot: a run of consecutive ops, forward or backward; T_g the seconds of its ops, replays left out
-    o_v in {0,1}    v is offloaded; s_v its bytes
+    o_v in {0,1}    v is offloaded; s_v its bytes. There are up to two such columns for v, which differ in b(v)
     out_g, back_g   bytes that leave, and that return, in slot g
     stall_g         seconds by which the computation waits in slot g, a cost
-    a(v), n(v)      the slots of v's last forward read, and of its first possible read in the backward
+    a(v), b(v)      the slots in which v may first leave, and by whose end it is back: those of its last forward read and of its
+                    first read in the backward, but `Grid.whole` of its copy's time later, and earlier; for a value whose
+                    copy is half done has given no memory back, and takes all of it
+    out_g, back_g   bytes that leave, and that return, in slot g
+    stall_g         seconds by which the computation waits in slot g, a cost
+    a(v), b(v)      the first slot in which v may leave, and the last in which it must return: the one after that of its last
+                    forward read, and the one before that of its first read in the backward; where slots are single ops
+                    these slots themselves, for at worst that op's own time is then counted to the copy
 
 Rows:
-    backlog   sum of out up to g <= sum of s_v o_v with a(v) < g: nothing leaves before it may
+    backlog   sum of out up to g <= sum of s_v o_v with a(v) <= g: nothing leaves before it may
     leave     all has left by the end of the slot `Slots.out_by`
-    lead      sum of back up to g >= sum of s_v o_v with n(v) <= g + 1: all is back a slot before it is read
+    lead      sum of back up to g >= sum of s_v o_v with b(v) <= g: all is back before it is read
     link      d/D + h (1 - D'/D)/H' <= T_g + stall_g and h/H + d (1 - H'/H)/D' <= T_g + stall_g, for d = out_g and h = back_g,
               speeds D and H alone and D' and H' beside the other direction
+    early     q_u,j + o_v <= 1 for a replay of u that reads v, at j before v is back
     host      sum of s_v o_v <= host budget
 
 In memory an offloaded value stays from its last forward read until bytes have left: slot g has room for what left before it;
@@ -27,10 +35,11 @@ Source:
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from actsolve.planners.lp import INFINITY, Array, LinearModel
 from actsolve.planners.windows import Windows
@@ -38,7 +47,37 @@ from actsolve.problem import Problem
 
 Terms = dict[int, float]
 
-_LATE = 1  # slots of the backward in which values may still leave
+_EARLY = 12  # backward ops before its first direct read by which an offloaded value may be back, for a replay
+_LATE = 1 / 16  # of the backward ops: while these run, values may still leave
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How time is cut, and how a copy is pictured in it.
+
+    Attributes:
+        n_slots: About how many slots there are.
+        whole: How much of a copy's time passes before it counts. With 0 the copies of large tensors stall in truth, with 0.5 the
+            link idles here and there, but for tensors whose copies take many ops: then the other way round.
+    """
+
+    n_slots: int
+    whole: float
+
+
+@dataclass
+class Return:
+    """One way to offload a value: a time by which it is back.
+
+    Attributes:
+        first_read: The backward op before which no replay reads it.
+        slot: b(v), the slot by whose end it is back.
+        column: o_v.
+    """
+
+    first_read: int
+    slot: int
+    column: int = -1
 
 
 @dataclass
@@ -49,8 +88,8 @@ class Slots:
         starts: The first op of each slot, ascending; no slot holds forward and backward ops.
         out_by: The slot by whose end all has left the device.
         size: Per value that may be offloaded: its bytes, in units.
-        leaves, needed: a(v) and n(v) of these values.
-        offload: Their columns o_v.
+        leaves: a(v) of these values.
+        returns: How each of them may be offloaded, the earliest return first.
         out, back: Columns of the bytes that leave and return, per slot.
         backlog, lead: Columns of the bytes that wait to leave, and that are back before they must be, at the end of a slot.
         stalls: Columns of the stalls, per slot.
@@ -61,8 +100,7 @@ class Slots:
     out_by: int
     size: dict[int, float] = field(default_factory=dict)
     leaves: dict[int, int] = field(default_factory=dict)
-    needed: dict[int, int] = field(default_factory=dict)
-    offload: dict[int, int] = field(default_factory=dict)
+    returns: dict[int, list[Return]] = field(default_factory=dict)
     out: dict[int, int] = field(default_factory=dict)
     back: dict[int, int] = field(default_factory=dict)
     backlog: dict[int, int] = field(default_factory=dict)
@@ -74,79 +112,117 @@ class Slots:
         """The slot that ``op`` is in."""
         return bisect_right(self.starts, op) - 1
 
-    def joins(self, g: int, values: Iterable[int]) -> list[int]:
-        """Those of ``values`` that may leave from slot g on, and not before."""
-        return [v for v in values if self.leaves[v] + 1 == g]
+    def columns(self, v: int) -> list[int]:
+        """Columns of which one is 1 where v is offloaded."""
+        return [r.column for r in self.returns.get(v, ())]
 
-    def needs(self, g: int, values: Iterable[int]) -> list[int]:
-        """Those of ``values`` that must be back by the end of slot g."""
-        return [v for v in values if self.needed[v] - 1 == g]
+    def joins(self, g: int) -> Terms:
+        """What may leave from slot g on, and not before."""
+        return {c: self.size[v] for v, leaves in self.leaves.items() if leaves == g for c in self.columns(v)}
+
+    def needs(self, g: int) -> Terms:
+        """What must be back by the end of slot g."""
+        return {r.column: self.size[v] for v, returns in self.returns.items() for r in returns if r.slot == g}
 
     def fill(self, x: Array, values: Iterable[int]) -> None:
         """Set the columns in ``x`` to those of a plan that offloads ``values``: out as soon, back as late, as the link can."""
-        values = [v for v in values if v in self.offload]
         for v in values:
-            x[self.offload[v]] = 1.0
+            for first in self.returns.get(v, ())[:1]:
+                x[first.column] = 1.0
         waiting = 0.0
         for g, column in sorted(self.out.items()):
-            waiting += sum(self.size[v] for v in self.joins(g, values))
+            waiting += _value(self.joins(g), x)
             x[column] = waiting if g == self.out_by else min(waiting, self._room(g, column))
             waiting -= x[column]
             x[self.backlog[g]] = waiting
         missing = 0.0
         for g, column in sorted(self.back.items(), reverse=True):
-            missing += sum(self.size[v] for v in self.needs(g, values))
+            missing += _value(self.needs(g), x)
             x[column] = missing if g == min(self.back) else min(missing, self._room(g, column))
             missing -= x[column]
         ahead = 0.0
         for g, column in sorted(self.back.items()):
-            ahead += x[column] - sum(self.size[v] for v in self.needs(g, values))
+            ahead += x[column] - _value(self.needs(g), x)
             x[self.lead[g]] = max(0.0, ahead)
         for g, rows in self.link.items():
-            x[self.stalls[g]] = max(0.0, *(sum(x[c] * t for c, t in terms.items()) - room for terms, room in rows))
+            x[self.stalls[g]] = max(0.0, *(_value(terms, x) - room for terms, room in rows))
 
     def _room(self, g: int, column: int) -> float:
         """What can cross the link in slot g without a stall, in units, while nothing goes the other way."""
         return min((room / terms[column] for terms, room in self.link[g] if terms.get(column)), default=INFINITY)
 
 
-def find_slots(problem: Problem, found: Windows, unit: float, n_slots: int) -> Slots:
-    """Return about ``n_slots`` slots, and which values may be offloaded in them; the solver sees ``unit`` bytes as 1."""
-    graph = problem.graph
-    n_ops = max(1, round(len(graph.ops) / n_slots))
+def _value(terms: Terms, x: Array) -> float:
+    return float(sum(x[column] * factor for column, factor in terms.items()))
+
+
+def find_slots(problem: Problem, found: Windows, unit: float, grid: Grid) -> Slots:
+    """Return the slots of ``grid``, and which values may be offloaded in them; the solver sees ``unit`` bytes as 1."""
+    graph, links = problem.graph, problem.links
+    assert links is not None
+    n_ops = max(1, round(len(graph.ops) / grid.n_slots))
     starts = [*range(0, graph.n_forward, n_ops), *range(graph.n_forward, len(graph.ops), n_ops)]
+    n_late = max(1, round(_LATE * (len(graph.ops) - graph.n_forward)))
     slots = Slots(starts, 0)
-    slots.out_by = slots.slot(graph.n_forward - 1) + _LATE
+    slots.out_by = slots.slot(min(graph.n_forward - 1 + n_late, len(graph.ops) - 1))
+    clock = _Clock(problem)
     for v in sorted(problem.offloadable - found.must_keep):
-        first = _first_need(found, v)
-        if first is None:
-            continue
         producer = graph.values[v].producer
         assert producer is not None
-        leaves, needed = slots.slot(max([producer, *graph.forward_readers[v][-1:]])), slots.slot(first)
-        if leaves < slots.out_by and needed - 1 > slots.out_by:
-            slots.size[v] = graph.values[v].size_bytes / unit
-            slots.leaves[v], slots.needed[v] = leaves, needed
+        size_bytes = graph.values[v].size_bytes
+        last = max([producer, *graph.forward_readers[v][-1:]])
+        leaves = slots.slot(clock.after(last, grid.whole * size_bytes / links.d2h))
+        lead_s = grid.whole * size_bytes / links.h2d
+        returns = {slots.slot(clock.before(first, lead_s)): first for first in _first_reads(found, v)}
+        later = [Return(first, slot) for slot, first in sorted(returns.items()) if slot > slots.out_by]
+        if leaves <= slots.out_by and later:
+            slots.size[v], slots.leaves[v], slots.returns[v] = graph.values[v].size_bytes / unit, leaves, later
     return slots
 
 
-def _first_need(found: Windows, v: int) -> int | None:
-    """The first backward op at which v may be read, by it or by a replay before it."""
+class _Clock:
+    """When ops run, replays and stalls left out."""
+
+    def __init__(self, problem: Problem) -> None:
+        seconds = [0.0 if op.optional else s for op, s in zip(problem.graph.ops, problem.costs.seconds, strict=True)]
+        self._ends = list(accumulate(seconds))
+
+    def after(self, op: int, delay_s: float) -> int:
+        """The op that runs ``delay_s`` after the end of ``op``, or ``op`` itself."""
+        return min(max(op, bisect_left(self._ends, self._ends[op] + delay_s)), len(self._ends) - 1)
+
+    def before(self, op: int, lead_s: float) -> int:
+        """The op that runs ``lead_s`` before ``op`` begins, or ``op`` itself."""
+        start = self._ends[op - 1] if op else 0.0
+        return op if lead_s <= 0 else min(op, bisect_right(self._ends, start - lead_s))
+
+
+def _first_reads(found: Windows, v: int) -> list[int]:
+    """Backward ops by which v may be back if it is offloaded: for its first direct read, or up to `_EARLY` ops earlier.
+
+    The earlier one is for replays that read it. A skip connection is also an input of replays long before: it does not return
+    for these.
+    """
     direct = found.graph.backward_readers[v][:1]
-    replays = [found.demands[u][0] for u in found.readers.get(v, ())]
-    return min([*direct, *replays], default=None)
+    replays = [found.demands[u] for u in found.readers.get(v, ())]
+    if not direct and not replays:
+        return []
+    last = direct[0] if direct else max(demands[-1] for demands in replays)
+    near = [p for demands in replays if demands[-1] >= last - _EARLY for p in demands if last - _EARLY <= p < last]
+    return [min(near), last] if near else [last]
 
 
 def offload_columns(lp: LinearModel, problem: Problem, slots: Slots, time_scale: float) -> None:
     """Add the columns and all rows but memory. Costs are seconds times ``time_scale``; if that is 0, stalls cost nothing."""
     if not slots.size:
         return
-    for v in slots.size:
-        slots.offload[v] = lp.column(integer=True)
+    for returns in slots.returns.values():
+        for one in returns:
+            one.column = lp.column(integer=True)
     total = sum(slots.size.values())
-    for g in range(min(slots.leaves.values()) + 1, slots.out_by + 1):
+    for g in range(min(slots.leaves.values()), slots.out_by + 1):
         slots.out[g] = lp.column(upper=total)
-    for g in range(slots.out_by + 1 - _LATE, max(slots.needed.values())):
+    for g in range(slots.slot(problem.graph.n_forward), max(r.slot for returns in slots.returns.values() for r in returns) + 1):
         slots.back[g] = lp.column(upper=total)
     for g in sorted(slots.out.keys() | slots.back.keys()):
         slots.stalls[g] = lp.column(cost=1.0 if time_scale else 0.0, upper=INFINITY)
@@ -154,7 +230,8 @@ def offload_columns(lp: LinearModel, problem: Problem, slots: Slots, time_scale:
     _link_rows(lp, problem, slots, time_scale)
     if problem.host_budget_bytes is not None:
         of_total = problem.host_budget_bytes * total / sum(problem.graph.values[v].size_bytes for v in slots.size)
-        lp.row(-INFINITY, of_total, list(slots.offload.values()), list(slots.size.values()))
+        terms = {c: size for v, size in slots.size.items() for c in slots.columns(v)}
+        lp.row(-INFINITY, of_total, list(terms), list(terms.values()))
 
 
 def _balance_rows(lp: LinearModel, slots: Slots, total: float) -> None:
@@ -162,15 +239,13 @@ def _balance_rows(lp: LinearModel, slots: Slots, total: float) -> None:
     before: Terms = {}
     for g, out in sorted(slots.out.items()):
         slots.backlog[g] = lp.column(upper=0.0 if g == slots.out_by else total)
-        joining = {slots.offload[v]: -slots.size[v] for v in slots.joins(g, slots.size)}
-        terms = {slots.backlog[g]: 1.0, out: 1.0} | before | joining
+        terms = {slots.backlog[g]: 1.0, out: 1.0} | before | {c: -size for c, size in slots.joins(g).items()}
         lp.row(0.0, 0.0, list(terms), list(terms.values()))
         before = {slots.backlog[g]: -1.0}
     before = {}
     for g, back in sorted(slots.back.items()):
         slots.lead[g] = lp.column(upper=total)
-        needed = {slots.offload[v]: -slots.size[v] for v in slots.needs(g, slots.size)}
-        terms = {slots.lead[g]: -1.0, back: 1.0} | before | needed
+        terms = {slots.lead[g]: -1.0, back: 1.0} | before | {c: -size for c, size in slots.needs(g).items()}
         lp.row(0.0, 0.0, list(terms), list(terms.values()))
         before = {slots.lead[g]: 1.0}
 

@@ -11,18 +11,20 @@ from actsolve.planners.improve import Candidate, candidate
 from actsolve.planners.keep_all import keep_all
 from actsolve.planners.lifetimes import write_memory_rows
 from actsolve.planners.lp import INFINITY, Limits, solve
-from actsolve.planners.milp import SLOTS, check_pins, decided, memory_unit
+from actsolve.planners.milp import check_pins, decided, memory_unit
 from actsolve.planners.milp_rows import decision_columns, start_from
 from actsolve.planners.moments import MemoryRows
 from actsolve.planners.offload_all import offload_all
 from actsolve.planners.offload_boundaries import offload_boundaries
 from actsolve.planners.options import PlannerOptions
 from actsolve.planners.per_layer import per_layer
+from actsolve.planners.slots import Grid
 from actsolve.planners.sqrt_l import sqrt_l
 from actsolve.planners.windows import Windows, windows
 from actsolve.problem import Problem
 
 _NARROWEST, _WIDENING = 12, 4  # backward ops: windows of half a transformer layer find most of what there is
+_GRID = Grid(64, whole=0.0)  # a stall costs nothing here
 _PEAK_GAP = 0.01
 _TIME_LIMIT_S = 10.0
 
@@ -81,7 +83,7 @@ def _least_peak_within(
     problem: Problem, options: PlannerOptions, found: Windows, seed: Candidate | None, deadline: float
 ) -> Candidate | None:
     unit = memory_unit(problem)
-    columns = decision_columns(problem, found, 0.0, unit, SLOTS)
+    columns = decision_columns(problem, found, 0.0, unit, _GRID)
     rows = MemoryRows(columns, None, unit)
     rows.peak = columns.lp.column(cost=1.0, lower=0.0, upper=INFINITY)
     write_memory_rows(problem, columns, rows)
