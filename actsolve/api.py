@@ -15,6 +15,8 @@ from actsolve.module import Runtime, optimized_module, runtime_of
 from actsolve.plan_file import PlanFile, load_plan
 from actsolve.planned import Planned
 from actsolve.planning import Listener, plan_training_step, planned_from_file, refuse_wrong_arguments
+from actsolve.runtime.copy_engine import CopyOptions
+from actsolve.runtime.switches import Switch
 from actsolve.settings import Settings
 from actsolve.training_step import TrainingStep
 from actsolve.units import parse_bytes, parse_speed
@@ -131,15 +133,23 @@ def optimize(
     return module
 
 
-def module_of(step: TrainingStep, captured: Captured, planned: Planned) -> torch.nn.Module:
-    """Return a module that runs a plan, made before by `plan_training_step`; new inputs are refused."""
+def module_of(step: TrainingStep, captured: Captured, planned: Planned, switch: Switch | None = None) -> torch.nn.Module:
+    """Return a module that runs a plan, made before by `plan_training_step`; new inputs are refused.
+
+    Args:
+        step: What was planned for.
+        captured: Its trace.
+        planned: The plan.
+        switch: What is to be broken in how it runs, for experiments.
+    """
+    schedule, options = (None, CopyOptions()) if switch is None else (switch.schedule(planned), switch.options)
 
     def refuse(_: TrainingStep, __: frozenset[str] | None) -> CompiledStep:
         raise AssertionError("new inputs are refused before this is called")
 
     runtime = Runtime(step.model, step.loss_fn, refuse, "raise")
     module = optimized_module(runtime)
-    runtime.plan_first(step, lambda: compile_step(captured, planned))
+    runtime.plan_first(step, lambda: compile_step(captured, planned, schedule, options))
     return module
 
 

@@ -24,6 +24,18 @@ def synchronous(graph: Graph, schedule: Schedule) -> Schedule:
     return Schedule(tuple(steps))
 
 
+def blocking(graph: Graph, schedule: Schedule) -> Schedule:
+    """Each copy is waited for where it is queued: what copies from or to pageable memory do, whatever the program says."""
+    steps: list[Step] = []
+    waits = {StepKind.COPY_OUT: StepKind.WAIT_OUT, StepKind.COPY_BACK: StepKind.WAIT_BACK}
+    for step in schedule.steps:
+        if step.kind in waits:
+            steps += [step, Step(waits[step.kind], value=step.value)]
+        elif step.kind not in waits.values():
+            steps.append(step)
+    return Schedule(tuple(steps))
+
+
 def late_out(graph: Graph, schedule: Schedule) -> Schedule:
     """All copies out are queued at the end of the forward, and what waited for them before that waits there."""
     split = first_backward_step(graph, schedule)

@@ -38,6 +38,11 @@ class Links:
         """Bytes per second from host to device; ``beside`` a copy out or not."""
         return self.h2d if not beside else self.h2d / 2 if self.h2d_both is None else self.h2d_both
 
+    def scaled(self, share: float) -> Links:
+        """Return the same link at ``share`` of its speed."""
+        both = (None if speed is None else speed * share for speed in (self.d2h_both, self.h2d_both))
+        return Links(self.d2h * share, self.h2d * share, *both)
+
     def least_s(self, out_bytes: float, back_bytes: float) -> float:
         """Return the least seconds in which so many bytes go out and come back.
 

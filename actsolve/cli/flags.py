@@ -12,6 +12,7 @@ from actsolve.json_file import write_json
 from actsolve.units import parse_bytes, parse_speed
 
 if TYPE_CHECKING:
+    from actsolve.runtime.switches import Switch
     from actsolve.settings import Settings
 
 _WHAT, _HOW, _OUT = "What to train", "How to plan", "Output"
@@ -174,6 +175,19 @@ def settings_from(
         keep=tuple(keep or ()),
         recompute=tuple(recompute or ()),
     )
+
+
+def switch_called(name: str) -> Switch:
+    """Return the switch of a name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    from actsolve.runtime.switches import SWITCHES
+
+    if name not in SWITCHES:
+        raise UsageError(f"there is no switch {name!r}", where="--switch", try_="one of " + ", ".join(SWITCHES))
+    return SWITCHES[name]
 
 
 def is_fake(fake: bool | None, *, runs: bool, hardware: str | None) -> bool:

@@ -29,6 +29,13 @@ def run(
     host_budget: flags.HostBudget = None,
     h2d: flags.H2d = None,
     d2h: flags.D2h = None,
+    switch: Annotated[
+        str | None,
+        typer.Option(
+            help="Break one thing, to see what it costs: synchronous, late_out, on_demand, pageable or half_speed.",
+            show_default=False,
+        ),
+    ] = None,
     out: flags.Out = None,
     as_json: flags.Json = False,
 ) -> None:
@@ -42,6 +49,7 @@ def run(
         from actsolve.runtime.trainer import Trainer, train
         from actsolve.target import load_target
 
+        broken = None if switch is None else flags.switch_called(switch)
         file = load_plan(plan)
         flags.require_writable(out)
         settings = flags.settings_from(
@@ -58,7 +66,8 @@ def run(
         step = load_target(target, overrides)
         listener = Listener(s.stage, s.measuring)
         captured, planned = planned_from_file(step, file, settings, mem_budget=mem_budget, target=target, listener=listener)
-        module = module_of(step, captured, planned)
+        module = module_of(step, captured, planned, broken)
+        timeline = planned.timeline if broken is None else broken.timeline(planned)
         trainer = Trainer(
             step, lambda ps: new_optimizer(optimizer, ps, lr), module=module, accumulate=settings.grads == "accumulate"
         )
@@ -66,14 +75,15 @@ def run(
         content = {
             "target": target,
             "plan": str(plan),
+            "switch": switch,
             "steps": steps,
             "losses": [loss if isfinite(loss) else None for loss in trained.losses],
             "peak_bytes": trained.peak_bytes,
             "budget_bytes": planned.problem.budget_bytes,
-            "predicted_peak_bytes": planned.timeline.peak_bytes,
+            "predicted_peak_bytes": timeline.peak_bytes,
             "step_s": trained.step_s,
-            "predicted_step_s": planned.timeline.step_s,
-            "predicted_stall_s": planned.timeline.stall_s,
+            "predicted_step_s": timeline.step_s,
+            "predicted_stall_s": timeline.stall_s,
             "d2h_bytes": planned.timeline.d2h_bytes,
             "h2d_bytes": planned.timeline.h2d_bytes,
             "host_peak_bytes": planned.timeline.host_peak_bytes,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -27,7 +26,7 @@ class EmulatedEngine(CopyEngine[Copy]):
 
     def __init__(self, links: Links, options: CopyOptions) -> None:
         super().__init__()
-        self._link = EmulatedLink(_scaled(links, options.speed), options.delay)
+        self._link = EmulatedLink(links.scaled(options.speed), options.delay)
         self._pageable = options.pageable
         self._buffer: torch.Tensor | None = None
         self._buffer_in_use = threading.Lock()
@@ -62,8 +61,3 @@ class EmulatedEngine(CopyEngine[Copy]):
 
     def _settle(self) -> None:
         self._link.settle()
-
-
-def _scaled(links: Links, speed: float) -> Links:
-    both = {name: rate * speed for name in ("d2h_both", "h2d_both") if (rate := getattr(links, name)) is not None}
-    return replace(links, d2h=links.d2h * speed, h2d=links.h2d * speed, **both)
