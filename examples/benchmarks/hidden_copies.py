@@ -1,9 +1,9 @@
 """Are copies hidden as planned, and does each thing that breaks that cost what the simulator says?
 
 Over an emulated link, with one computing thread, each model's step is timed in turns: keeping everything; the plan, which
-offloads; the plan with one thing broken (`actsolve.runtime.switches`); and the baseline that offloads everything and waits for each copy.
-Shown as ratios to keeping everything, predicted beside measured. Holds if the plan takes at most 1.05 of keep-all and the
-synchronous baseline at least 1.25; if the plan's step is predicted to 10%, and each broken one's to 20%. With ``--busy`` the
+offloads; the plan with one thing broken (`actsolve.runtime.switches`); and the baseline that offloads everything and waits for
+each copy. Shown as ratios to keeping everything, predicted beside measured. Holds if the plan takes at most 1.05 of keep-all and
+the synchronous baseline at least 1.25; if the plan's step is predicted to 10%, and each broken one's to 20%. With ``--busy`` the
 link is so slow that it is the bottleneck: then the predicted stalls are to show up as measured.
 
     PYTHONPATH=. python examples/benchmarks/hidden_copies.py --threads 1
