@@ -118,9 +118,10 @@ def missed(row: Row) -> list[str]:
     """Return where the joint plan is the worse one."""
     if "extra" not in row["joint"]:
         fitting = [kind for kind in OTHERS if "extra" in row[kind]]
-        return [f"joint is {row['joint']['status']}, and {' and '.join(fitting)} found a plan"] if fitting else []
+        why = f"joint is {row['joint']['status']}, and {' and '.join(fitting)} found a plan on {row['hardware']}"
+        return [why] if fitting else []
     worse = -row.get("gain", 0.0)
-    return [f"joint is slower by {worse:.2e} of the step"] if worse > TIME_TOLERANCE else []
+    return [f"joint is slower by {worse:.2e} of the step on {row['hardware']}"] if worse > TIME_TOLERANCE else []
 
 
 def with_summary(rows: list[Row]) -> list[Row]:
@@ -186,8 +187,8 @@ COLUMNS = {
     "hardware": lambda row: row["hardware"],
     "ops": lambda row: " + ".join(map(str, row["ops"])),
     "budget": lambda row: f"{row['budget']} = {format_bytes(row['budget_bytes'])}" if "ops" in row else row["budget"],
-    "recompute / bound": extra("recompute"),
-    "offload / bound": extra("offload"),
+    "recompute only": extra("recompute"),
+    "offload only": extra("offload"),
     "joint": lambda row: f"{row['joint']['extra']:.2%}" if "extra" in row["joint"] else row["joint"]["status"],
     "of it stalls": lambda row: f"{row['joint']['stalls']:.2%}",
     "gap (of step)": joint_gap,
