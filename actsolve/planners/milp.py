@@ -1,8 +1,9 @@
-"""Keep or recompute, by mixed-integer programming over replay windows, with a proven gap.
+"""Keep, recompute or offload, by mixed-integer programming over replay windows and slots of a link, with a proven gap.
 
-The steps: the baselines and keep-all first; the MILP (`milp_rows`, `moments`), seeded with the best baseline that
-fits; the exact schedule of what it decides; and an exact local improvement. The rows are conservative, so what is
-returned may be a little better than the solver believes, never worse than the best baseline, and never over budget.
+The steps: the baselines and keep-all first; where values can be offloaded, the best plans that only recompute, or only offload;
+the MILP (`milp_rows`, `moments`, `slots`), seeded with the best of these that fits; the exact schedule of what it decides; and
+an exact local improvement. The rows are conservative, so what is returned may be a little better than the solver believes,
+never worse than the best baseline, and never over budget.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ def milp(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     if everything.fits and everything.extra_s < _EPSILON_S:
         return Plan("milp", everything.kept, status=Status.OPTIMAL, bound_s=0.0)
     best = _best_seed(problem, options, everything)
-    if problem.offloadable:
-        best = _simpler_plans(problem, options, best)
     search = _Search(problem, options, best, begin)
+    if problem.offloadable:
+        search.begin_with_simpler_plans()
     search.run()
     best, bound = search.best, search.bound_s
     if best is None:
@@ -105,21 +106,6 @@ def _best_seed(problem: Problem, options: PlannerOptions, everything: Candidate)
     return min(fitting, key=lambda s: s.extra_s, default=None)
 
 
-def _simpler_plans(problem: Problem, options: PlannerOptions, best: Candidate | None) -> Candidate | None:
-    """Return the best of ``best`` and what a pass finds that only recomputes, and one that only offloads: small models."""
-    ops = tuple(replace(op, replayable=False, why_not="only offload") for op in problem.graph.ops)
-    simpler = [replace(problem, links=None)]
-    if not problem.pinned_recompute:
-        simpler.append(replace(problem, graph=replace(problem.graph, ops=ops)))
-    limited = replace(options, window=options.window or _NARROWEST, time_limit_s=_SIMPLER * options.time_limit_s)
-    plans = [] if best is None else [best]
-    for one in simpler:
-        search = _Search(one, limited, None, time.perf_counter())
-        search.run(passes=1)
-        plans += [] if search.best is None else [search.best]
-    return min(plans, key=lambda c: c.extra_s, default=None)
-
-
 class _Search:
     """The passes over wider and wider windows, each seeded with the best plan so far.
 
@@ -137,7 +123,23 @@ class _Search:
         self.deadline = begin + options.time_limit_s - min(_LAST_S, 0.1 * options.time_limit_s)
         self._solved = 0  # passes that were not infeasible
         self._in_vain = 0  # the last of them, that found no plan better by more than the gap
-        self._interrupted = False
+        self.interrupted = False
+
+    def begin_with_simpler_plans(self) -> None:
+        """Take the best plans that only recompute, and only offload, if they are better: small models, soon solved."""
+        ops = tuple(replace(op, replayable=False, why_not="only offload") for op in self.problem.graph.ops)
+        simpler: list[tuple[Problem, int | None]] = [(replace(self.problem, links=None), None)]
+        if not self.problem.pinned_recompute:
+            simpler.append((replace(self.problem, graph=replace(self.problem.graph, ops=ops)), 1))
+        limited = replace(self.options, time_limit_s=_SIMPLER * self.options.time_limit_s)
+        for problem, passes in simpler:
+            search = _Search(problem, limited, None, time.perf_counter())
+            search.run(passes)
+            if search.best is not None and (self.best is None or search.best.extra_s < self.best.extra_s):
+                self.best = search.best
+            if search.interrupted:
+                self.interrupted = True
+                return
 
     def run(self, passes: int | None = None) -> None:
         """Solve until wider windows promise no better plan, or time, or the number of ``passes``, is up."""
@@ -157,7 +159,7 @@ class _Search:
 
     def _over(self, found: Windows) -> bool:
         """Whether to stop before a pass over these windows."""
-        if self._interrupted or time.perf_counter() > self.deadline:
+        if self.interrupted or time.perf_counter() > self.deadline:
             return True
         if self._solved == 0 or self.best is None:
             return False
@@ -181,7 +183,7 @@ class _Search:
 
     def _take(self, found: Windows, outcome: _Outcome) -> None:
         """Note what a pass found."""
-        self._interrupted = outcome.solution.interrupted
+        self.interrupted = outcome.solution.interrupted
         if outcome.solution.outcome is Outcome.INFEASIBLE:
             self.proven_infeasible = found.whole
             return
