@@ -15,7 +15,7 @@ from actsolve.cost.link_speed import EMULATED, LinkSpeed, host_budget_of, links_
 from actsolve.cost.measure import measure_costs
 from actsolve.cost.optimizers import optimizer_memory
 from actsolve.cost.roofline import roofline_costs
-from actsolve.errors import FileFormatError, InfeasibleBudget
+from actsolve.errors import FileFormatError, InfeasibleBudget, UsageError
 from actsolve.graph import Kind
 from actsolve.infeasible import baseline_too_large, infeasible_budget, loaded_too_large
 from actsolve.json_file import shown
@@ -247,6 +247,7 @@ def planned_by(
     """Return the plan of a planner, by default that of the settings, simulated and checked.
 
     Raises:
+        UsageError: the planner does not apply: one that offloads where no link is known.
         InfeasibleBudget: it does not fit, or none was found.
     """
     listener, planner = listener or Listener(), planner or settings.planner
@@ -254,7 +255,9 @@ def planned_by(
     options = replace(settings.planner_options(listener.solving), seeds=prepared.seeds)
     listener.stage(f"planning by {planner}")
     found = plan(problem, planner, options)
-    if planner not in BASELINES and not found.found:
+    if planner in BASELINES and not found.found:
+        raise UsageError(f"the planner {planner} does not apply here", why=found.note, try_="--h2d and --d2h, or another planner")
+    if not found.found:
         listener.stage("searching for the smallest budget")
         unreserved = replace(problem, static_bytes=static.total_bytes - static.reserve)
         smallest = smallest_budget(unreserved, options)
@@ -264,6 +267,9 @@ def planned_by(
         # The solver's rows are conservative, and its time is limited: here a plan is, to start it from.
         listener.stage(f"planning by {planner} from the smallest plan")
         found = plan(problem, planner, replace(options, seeds=(smallest[1],)))
+        if not found.found:
+            error = infeasible_budget(problem, found, static, reserve, smallest, options.time_limit_s)
+            raise _with_attempt(error, _attempt(prepared, found))
     timeline = timeline_of(problem, found)
     if not timeline.fits:
         raise _with_attempt(baseline_too_large(timeline, planner), _attempt(prepared, found))

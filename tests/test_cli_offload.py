@@ -139,3 +139,19 @@ def test_wrong_flags_are_one_message(case: str) -> None:
 def test_a_timeline_that_cannot_be_written_is_told_before_anything_is_built() -> None:
     message = refused("optimize", "mine.py:raises", "--mem-budget", "1GB", "--timeline", "no/step.json")
     assert "cannot write the timeline" in message and "--timeline with a path that you may write" in message
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_planner_that_needs_a_link_says_so() -> None:
+    message = refused("optimize", *STEP, "--mem-budget", "80%", "--planner", "offload_all")
+    assert "offload_all does not apply here" in message and "no link speed is known" in message and "--h2d" in message
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_plan_is_trained_with_one_thing_broken() -> None:
+    done("optimize", *STEP, "--mem-budget", "100%", *LINK, "--planner", "milp", "--out", "plan.json")
+    run = ("run", *STEP, "--plan", "plan.json", "--steps", "2")
+    planned, broken = done(*run), done(*run, "--switch", "synchronous")
+    assert broken["losses"] == planned["losses"] and broken["switch"] == "synchronous" and planned["switch"] is None
+    assert broken["predicted_stall_s"] >= planned["predicted_stall_s"]
+    assert "one of synchronous, late_out" in refused(*run, "--switch", "sideways")

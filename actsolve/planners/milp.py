@@ -130,7 +130,7 @@ class _Search:
         ops = tuple(replace(op, replayable=False, why_not="only offload") for op in self.problem.graph.ops)
         simpler: list[tuple[Problem, int | None]] = [(replace(self.problem, links=None), None)]
         if not self.problem.pinned_recompute:
-            simpler.append((replace(self.problem, graph=replace(self.problem.graph, ops=ops)), 1))
+            simpler.append((replace(self.problem, graph=replace(self.problem.graph, ops=ops)), 1 + len(_FINE)))
         limited = replace(self.options, time_limit_s=_SIMPLER * self.options.time_limit_s)
         for problem, passes in simpler:
             search = _Search(problem, limited, None, time.perf_counter())

@@ -47,14 +47,20 @@ def smallest_budget(problem: Problem, options: PlannerOptions | None = None) -> 
     problem = replace(problem, budget_bytes=0)  # so that what is offloaded leaves at once, and returns at the last moment
     seeds = (*options.seeds, *(b(problem) for b in (keep_all, sqrt_l, per_layer, offload_all, offload_boundaries)))
     plans = [candidate(problem, s.kept, s.early, frozenset(s.offloaded)) for s in seeds if s.found]
-    plans = [p for p in plans if not p.kept & problem.pinned_recompute]
+    plans = [p for p in plans if _allowed(problem, p)]
     best = min(plans, key=_rank, default=None)
     found = _least_peak(problem, options, best, deadline)
-    if found is not None and (best is None or _rank(found) < _rank(best)):
+    if found is not None and _allowed(problem, found) and (best is None or _rank(found) < _rank(best)):
         best = found
     if best is None:
         raise InfeasibleBudget("no plan was found at any budget", why="the pinned values leave none")
     return best.peak_bytes, Plan("milp", best.kept, best.early, best.offloaded, note="smallest budget found")
+
+
+def _allowed(problem: Problem, plan: Candidate) -> bool:
+    """Whether a plan honours the pins and the host budget."""
+    host = problem.host_budget_bytes
+    return not plan.kept & problem.pinned_recompute and (host is None or plan.timeline.host_peak_bytes <= host)
 
 
 def _rank(plan: Candidate) -> tuple[int, float]:
