@@ -156,6 +156,7 @@ def test_a_share_is_of_what_keeping_everything_needs_above_static() -> None:
     assert found["100%"]["decisions"]["recompute"]["count"] == 0 and found["100%"]["objective_s"] == 0
 
 
+@pytest.mark.slow
 def test_a_gpu_has_a_reserve_and_a_flag_overrides_it() -> None:
     found = done("optimize", *SMALL, "--mem-budget", "80%", *PROFILE)
     assert found["static"]["reserve"] == int(0.05 * found["budget_bytes"])
@@ -410,6 +411,7 @@ def test_an_impossible_budget_names_one_that_works() -> None:
     assert least["budget_bytes"] <= int(smallest.group(1))
 
 
+@pytest.mark.slow
 def test_the_smallest_budget_of_a_gpu_has_room_for_its_reserve() -> None:
     result = called("optimize", *SMALL, "--mem-budget", "1MB", *PROFILE, "--json")
     smallest = only_object(result.stdout)["smallest_budget_bytes"]
@@ -468,6 +470,7 @@ def step():
 """
 
 
+@pytest.mark.slow
 def test_nothing_but_the_object_is_on_stdout(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text(LOUD)
     arguments = command("optimize", "loud.py:step", "--mem-budget", "100%", *PROFILE, "--json")
@@ -479,6 +482,7 @@ def test_nothing_but_the_object_is_on_stdout(tmp_path: Path) -> None:
         assert words in shown.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_disk_under_stdout_is_one_message() -> None:
     with open("/dev/full", "w") as full:
@@ -528,6 +532,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_solver() -> None:
     assert found["predicted"]["peak_bytes"] <= found["budget_bytes"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_elsewhere_ends_it() -> None:
     process = subprocess.Popen(command("trace", "llama-70b"), stdout=PIPE, stderr=PIPE, text=True, cwd=ROOT)
     assert process.stderr is not None
