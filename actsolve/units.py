@@ -62,7 +62,7 @@ def parse_speed(text: str, *, what: str = "speed") -> float:
         try_ = "25GB/s, 800MB/s or plain bytes per second"
         raise UsageError(unread, why="it is not a number with a unit per second", try_=try_)
     number, _, unit = match.groups()
-    if unit.lower().endswith("bit"):
+    if unit.lower().endswith("bit") or (len(unit) > 1 and unit.endswith("b") and not unit.islower()):  # Gb: as links are sold
         raise UsageError(unread, why=f"{cut(unit)!r} counts bits", try_="bytes per second, such as 25GB/s: 8 bits are a byte")
     speed = float(parse_bytes(size, what=what))
     if unit and not slash:

@@ -98,12 +98,25 @@ def _replace_missing(node: Node, missing: set[Node], depends: set[Node]) -> None
         (other,) = (n for n in node.args if n not in missing)
         if isinstance(other, Node) and _same_meta(other, node):
             node.replace_all_uses_with(other)
+            _view_again(node)
             return
     for gradient in [n for n in node.all_input_nodes if n in missing]:
         with node.graph.inserting_before(node):
             zeros = _zeros(node.graph, gradient)
         depends.add(zeros)
         node.replace_input_with(gradient, zeros)
+
+
+def _view_again(replaced: Node) -> None:
+    """Let what was a view of ``replaced``, such as the parts of a ``cat``'s gradient, be a view of what stands in its place."""
+    key = storage_key(replaced.meta["val"])
+    for node in replaced.graph.nodes:
+        tensors = [t for t in tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)]
+        if node is replaced or node.op != "call_function" or all(storage_key(t) != key for t in tensors):
+            continue
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        with replaced.meta["val"].fake_mode:
+            node.meta["val"] = node.target(*args, **kwargs)
 
 
 def _zeros(graph: fx.Graph, like: Node) -> Node:
