@@ -248,7 +248,7 @@ def test_no_thread_is_left_after_an_exception_with_copies_in_flight() -> None:
 
 @pytest.mark.slow
 def test_memory_stays_flat() -> None:
-    """As many tensors and copies are alive after any number of steps, but for those of a copy that ends just then, and one arena."""
+    """As many tensors and copies are alive after any number of steps, but for a copy that ends just then; and one arena."""
 
     def alive() -> list[int]:
         gc.collect()
