@@ -205,14 +205,22 @@ def _copies(
     return before, after
 
 
+def owners(runs: list[tuple[StepKind, int]]) -> list[int]:
+    """Per run: the op that it belongs to; a replay belongs to the backward op that it is done for, which is the next to run."""
+    owned: list[int] = []
+    owner = -1
+    for kind, index in reversed(runs):
+        owner = index if kind is StepKind.COMPUTE else owner
+        owned.append(owner)
+    owned.reverse()
+    return owned
+
+
 def first_run_at(graph: Graph, runs: list[tuple[StepKind, int]]) -> list[int]:
-    """Per op: the first run that belongs to it or to a later op; a replay belongs to the backward op that it is done for."""
+    """Per op: the first run that belongs to it or to a later op."""
     starts = [len(runs)] * len(graph.ops)
-    anchor = len(graph.ops)
-    for time in range(len(runs) - 1, -1, -1):
-        kind, index = runs[time]
-        anchor = index if kind is StepKind.COMPUTE else anchor
-        starts[anchor] = time
+    for time, owner in reversed(list(enumerate(owners(runs)))):
+        starts[owner] = time
     for index in range(len(graph.ops) - 2, -1, -1):  # an optional op that does not run
         starts[index] = min(starts[index], starts[index + 1])
     return starts

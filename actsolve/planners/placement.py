@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from actsolve.plan import Copies
 from actsolve.problem import Problem
-from actsolve.schedule import NOT_EARLY, StepKind, build_schedule, first_run_at, runs_of
+from actsolve.schedule import NOT_EARLY, StepKind, build_schedule, first_run_at, owners, runs_of
 from actsolve.simulate import simulate
 
 _MARGIN = 0.5  # of a copy's time: what a real link, and a real op, may be late
@@ -54,7 +54,7 @@ class _Runs:
         self.problem, self.kept, self.early = problem, kept, early
         self.runs = runs_of(graph, kept | offloaded, early)
         self.starts = first_run_at(graph, self.runs)
-        self.anchor: list[int] = []  # per run: the op that it belongs to
+        self.anchor = owners(self.runs)
         made: dict[int, int] = {}
         last_forward: dict[int, int] = {}
         first_backward: dict[int, int] = {}
@@ -70,11 +70,6 @@ class _Runs:
                         first_backward.setdefault(v, time)
             if forward:
                 made.update((v, time) for v in op.outputs if v in offloaded)
-        anchor = len(graph.ops)
-        for kind, index in reversed(self.runs):
-            anchor = index if kind is StepKind.COMPUTE else anchor
-            self.anchor.append(anchor)
-        self.anchor.reverse()
         self.spans = {
             v: _Span(made[v], max(made[v], last_forward.get(v, 0)), first) for v, first in sorted(first_backward.items())
         }
