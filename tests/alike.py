@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from replayed_often import random_replays
 from torch import nn
 
 from actsolve.capture.captured import Captured
@@ -19,6 +20,7 @@ from actsolve.cost.layout_check import capture_as_laid_out
 from actsolve.graph import Graph
 from actsolve.module import Runtime, optimized_module
 from actsolve.problem import Costs, Problem
+from actsolve.replays import replaying_schedule
 from actsolve.runtime.exactness import bitwise_equal
 from actsolve.schedule import Schedule, build_schedule
 from actsolve.training_step import TrainingStep
@@ -44,8 +46,12 @@ def kept_sets(graph: Graph, *, seeds: int = 2) -> Iterator[tuple[str, frozenset[
 
 def checked_schedule(graph: Graph, kept: frozenset[int]) -> Schedule:
     """The schedule that keeps just ``kept``, accepted by the checker."""
+    return checked(graph, build_schedule(graph, kept))
+
+
+def checked(graph: Graph, schedule: Schedule) -> Schedule:
+    """``schedule``, accepted by the checker."""
     ones = Costs((1.0,) * len(graph.ops), (1.0,) * len(graph.ops), (0,) * len(graph.ops))
-    schedule = build_schedule(graph, kept)
     check(Problem(graph, ones, 1 << 62, 0), schedule)
     return schedule
 
@@ -89,9 +95,12 @@ def assert_trains_alike(
         captured = capture(step)
     assert torch.equal(before, torch.get_rng_state()), "capture has drawn random numbers"
     assert_same_state(step.model, original.model, "capture")
-    for name, kept in kept_sets(captured.graph, seeds=seeds):
+    schedules = [(name, build_schedule(captured.graph, kept)) for name, kept in kept_sets(captured.graph, seeds=seeds)]
+    often = random_replays(captured.graph, len(schedules), drop=0.3)
+    schedules.append(("replay often", replaying_schedule(captured.graph, often)))
+    for name, schedule in schedules:
         reference, ours = made(make), made(make)
-        schedule = checked_schedule(captured.graph, kept)
+        checked(captured.graph, schedule)
         with context():
             module = planned_module(ours, captured, schedule)
         assert_equal_training(reference, ours, module, loss or step_loss(step), steps, context, name)

@@ -29,6 +29,7 @@ TREE = (
     "cost/roofline",
     "plan",
     "schedule",
+    "replays",
     "split",
     "experiments",
     "plan_schedule",

@@ -1,0 +1,126 @@
+"""The schedule of replays that are told one by one: any forward op, any number of times, before any backward op.
+
+A copy of a value is live from the run that makes it to the last run that reads it before the value is made again; what the
+caller holds, and new contents of buffers until the end of the forward, stay longer. Where an op is replayed for one of its
+outputs, the others end just before if they were live, for it makes them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from actsolve.errors import ScheduleError
+from actsolve.graph import Graph
+from actsolve.schedule import Schedule, Step, StepKind
+
+Run = tuple[StepKind, int]
+Replays = Mapping[int, tuple[int, ...]]
+
+
+def replaying_schedule(graph: Graph, replays: Replays) -> Schedule:
+    """Return the schedule that replays exactly what it is told, in that order.
+
+    Args:
+        graph: One training step.
+        replays: Per backward op, the forward ops to be replayed just before it.
+
+    Raises:
+        ScheduleError: an op must not be replayed, or a run reads what no run before it has made.
+    """
+    runs = all_runs(graph, replays)
+    dying_at, _ = _last_reads(graph, runs)
+    return Schedule(_steps(graph, runs, dying_at))
+
+
+def saved_by(graph: Graph, replays: Replays) -> frozenset[int]:
+    """Return the decidable values whose first copy the backward, or a replay, reads: what the plan keeps."""
+    _, saved = _last_reads(graph, all_runs(graph, replays))
+    return saved.intersection(graph.decidable)
+
+
+def all_runs(graph: Graph, replays: Replays) -> list[Run]:
+    """Return first runs and replays, in order; an optional op runs only where a replay reads what it makes."""
+    read = {v for ops in replays.values() for op in ops for v in graph.ops[op].replay_inputs}
+    runs: list[Run] = []
+    for index, op in enumerate(graph.ops):
+        if index >= graph.n_forward:
+            runs += [(StepKind.REPLAY, replayed) for replayed in replays.get(index, ())]
+        if not op.optional or not read.isdisjoint(op.outputs):
+            runs.append((StepKind.COMPUTE, index))
+    return runs
+
+
+def replays_of(graph: Graph, runs: Sequence[Run]) -> dict[int, tuple[int, ...]]:
+    """Return, per backward op, what ``runs`` replay just before it."""
+    found: dict[int, tuple[int, ...]] = {}
+    waiting: list[int] = []
+    for kind, index in runs:
+        if kind is StepKind.REPLAY:
+            waiting.append(index)
+        elif waiting:
+            found[index] = tuple(waiting)
+            waiting = []
+    return found
+
+
+def _last_reads(graph: Graph, runs: list[Run]) -> tuple[list[list[int]], frozenset[int]]:
+    """Return, per run, the values of which a copy ends after it; and the values whose first copy is read in the backward."""
+    n_forward_runs = sum(kind is StepKind.COMPUTE and index < graph.n_forward for kind, index in runs)
+    updated = {new for new, _ in graph.updates}
+    made: dict[int, int] = {}  # value -> the run that made its latest copy
+    ends: dict[int, int] = {}  # value -> the last run that reads it
+    dying_at: list[list[int]] = [[] for _ in runs]
+    saved: set[int] = set()
+    for time, (kind, index) in enumerate(runs):
+        op = graph.ops[index]
+        replayed = kind is StepKind.REPLAY
+        if replayed and not op.replayable:
+            raise ScheduleError("an op that must not be replayed is", where=op.name, why=op.why_not)
+        for value in (*op.replay_inputs, *op.inputs) if replayed else op.inputs:
+            if value not in made:
+                if graph.values[value].producer is not None:
+                    raise ScheduleError(f"{graph.values[value].name} is read before it is made", where=op.name)
+                continue
+            ends[value] = max(ends[value], time)
+            if time >= n_forward_runs > made[value]:
+                saved.add(value)
+        for value in op.outputs:
+            if value in made and value not in graph.held:
+                dying_at[ends[value]].append(value)
+            if value not in made or value not in graph.held:
+                made[value] = ends[value] = time
+                if value in updated and time < n_forward_runs:
+                    ends[value] = n_forward_runs - 1
+    for value, time in ends.items():
+        if value not in graph.held:
+            dying_at[time].append(value)
+    return dying_at, frozenset(saved)
+
+
+def _steps(graph: Graph, runs: list[Run], dying_at: list[list[int]]) -> tuple[Step, ...]:
+    """Add the FREEs; note which runs work in place.
+
+    What the forward has saved is not overwritten in the backward: with ``retain_graph`` a second one reads it again.
+    """
+    updated = {new for new, _ in graph.updates}
+    steps: list[Step] = []
+    live: set[int] = set()
+    first_copy: set[int] = set()
+    for (kind, index), dying in zip(runs, dying_at, strict=True):
+        op = graph.ops[index]
+        in_backward = kind is StepKind.REPLAY or index >= graph.n_forward
+        overwritten = None
+        if op.in_place is not None:
+            source, target = op.in_place
+            saved = in_backward and source in first_copy
+            if source in dying and source not in updated and target not in live and not saved:
+                overwritten = source
+        steps.append(Step(kind, op=index, in_place=overwritten is not None))
+        steps += [Step(StepKind.FREE, value=value) for value in dying if value != overwritten]
+        live.update(op.outputs)
+        live.difference_update(dying)
+        if kind is StepKind.COMPUTE and index < graph.n_forward:
+            first_copy.update(op.outputs)
+        elif kind is StepKind.REPLAY:
+            first_copy.difference_update(op.outputs)
+    return tuple(steps)
