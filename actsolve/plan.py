@@ -47,9 +47,9 @@ class Plan:
             and replayed where the backward, or a replay, needs them.
         early: Per forward op, a backward op before which it is replayed if it is replayed at all and was not before
             (`build_schedule`). Empty: everything on demand.
+        offloaded: The decidable values that are on the host from the forward to their use in the backward.
         replays: Per backward op, the forward ops that are replayed just before it, in order, each as often as it is named
             (`replaying_schedule`). None: each on demand, once. Then `early` and `offloaded` are empty, and `kept` is `saved_by`.
-        offloaded: The decidable values that are on the host from the forward to their use in the backward.
         synchronous: Whether the computation waits for each copy as soon as it is queued, out and back (`experiments`).
         status: What was proved. With INFEASIBLE and UNKNOWN the plan holds no decisions.
         bound_s: Proven lower bound on the extra seconds over keep-all, over the plans of the
@@ -61,8 +61,8 @@ class Plan:
     planner: str
     kept: frozenset[int] = frozenset()
     early: Mapping[int, int] = field(default_factory=dict)
-    replays: Mapping[int, tuple[int, ...]] | None = None
     offloaded: Mapping[int, Copies] = field(default_factory=dict)
+    replays: Mapping[int, tuple[int, ...]] | None = None
     synchronous: bool = False
     status: Status = Status.FEASIBLE
     bound_s: float | None = None
