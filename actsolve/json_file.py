@@ -160,12 +160,18 @@ def first_problem(error: ValidationError) -> str:
 def write_json(path: str | os.PathLike[str], content: dict[str, Any], *, what: str) -> None:
     """Write ``content`` to ``path``: one line per field, and one per element of a field that is a list or an object.
 
-    The file is replaced at once: whoever reads it meanwhile sees the old content.
+    Raises:
+        UsageError: as `write_bytes`.
+    """
+    write_bytes(path, _json_lines(content).encode(), what=what)
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes, *, what: str) -> None:
+    """Write ``data`` to ``path``. The file is replaced at once: whoever reads it meanwhile sees the old content.
 
     Raises:
         UsageError: the path cannot be written, or is no regular file.
     """
-    data = _json_lines(content).encode()
     try:
         target = Path(os.path.realpath(path))  # a link stays a link
         if target.exists() and not stat.S_ISREG(target.stat().st_mode):

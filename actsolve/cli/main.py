@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from actsolve.cli.compare import compare
+from actsolve.cli.frontier import frontier
 from actsolve.cli.optimize import optimize
 from actsolve.cli.run import run
 from actsolve.cli.session import Session
@@ -70,6 +71,7 @@ app = typer.Typer(
 app.command()(trace)
 app.command()(optimize)
 app.command()(compare)
+app.command()(frontier)
 app.command()(run)
 
 
