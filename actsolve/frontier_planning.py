@@ -39,16 +39,18 @@ def frontier(
 
     Args:
         prepared: A step, captured and costed once; its budget is not looked at.
-        settings: How to plan; the time limit is for all budgets together. The planner is always `milp`.
+        settings: How to plan, by a planner that looks at the budget; the time limit is for all budgets together.
         n_points: How many budgets, at equal steps between the two; fewer where these are less than so many bytes apart.
         listener: Told how it goes.
         stop: Asked between solves whether to leave out the rest.
 
     Raises:
-        UsageError: too few or too many points; or a pin cannot be honoured.
+        UsageError: too few or too many points; the planner is a fixed rule; or a pin cannot be honoured.
         InfeasibleBudget: the pinned values leave no plan at any budget.
     """
     require_points(n_points)
+    if settings.planner in BASELINES:
+        raise UsageError(f"cannot draw the curve of {settings.planner}", why="it is a fixed rule: one point of it", try_="milp")
     return _Curve(prepared, settings, n_points, listener or Listener(), stop).frontier()
 
 
@@ -149,7 +151,7 @@ class _Curve:
         """Return the best plan for one budget; at worst that of the smaller one, which is among the seeds."""
         stage = f"point {number} of {len(self.prepared)}{more}"
         listener = replace(self.listener, stage=lambda what: self.listener.stage(f"{stage}: {what}"))
-        settings = replace(self.settings, planner="milp", time_limit_s=max(_LEAST_S, time_limit_s))
+        settings = replace(self.settings, time_limit_s=max(_LEAST_S, time_limit_s))
         start = time.perf_counter()
         try:
             planned = planned_by(replace(prepared, seeds=tuple(seeds)), settings, listener=listener)

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,6 +92,28 @@ def test_what_is_missed_is_told(script: Any) -> None:
     assert len(by_hand.missed({**row, "ratio": (0.97, 0.9, 1.0)})) == 1
 
 
+def test_a_curve_that_solving_alone_refutes_is_told(script: Any) -> None:
+    against = script("frontier").against
+
+    def planned(objective_s: float, bound_s: float | None) -> Any:
+        timeline, keep_all = SimpleNamespace(step_s=1 + objective_s), SimpleNamespace(step_s=1.0)
+        plan = SimpleNamespace(solve_s=0.0)
+        return SimpleNamespace(
+            objective_s=objective_s, bound_s=bound_s, gap=None, timeline=timeline, keep_all=keep_all, plan=plan
+        )
+
+    curve = SimpleNamespace(planned=planned(0.2, 0.19))
+    for objective_s, bound_s, n_missed in (
+        (0.2, 0.2, 0),
+        (0.3, 0.1, 0),
+        (0.199, None, 0),
+        (0.19, 0.1, 1),
+        (0.1, None, 2),
+        (0.3, 0.25, 1),
+    ):
+        assert len(against(curve, planned(objective_s, bound_s))["missed"]) == n_missed, objective_s
+
+
 def test_ops_that_run_twice_are_counted(script: Any) -> None:
     steps = [Step(StepKind.COMPUTE, op=0), Step(StepKind.FREE, value=0), Step(StepKind.COMPUTE, op=1)]
     ops_run_twice = script("keep_all_speed").ops_run_twice
@@ -113,6 +135,7 @@ def test_help_can_be_asked_for(script: Any, capsys: pytest.CaptureFixture[str]) 
         ("by_hand", ["--models", "conv-chain-mini", "--pairs", "6"]),
         ("keep_all_speed", ["--models", "mlp-mini", "--pairs", "6", "--short"]),
         ("large_model", ["--models", "gpt-small", "--budgets", "50%"]),
+        ("frontier", ["--models", "gpt-mini", "--points", "3"]),
     ],
 )
 def test_every_benchmark_prints_one_json_object(name: str, arguments: list[str], tmp_path: Path) -> None:

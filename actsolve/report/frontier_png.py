@@ -9,7 +9,7 @@ import os
 from actsolve.errors import UsageError
 from actsolve.frontier import Frontier
 from actsolve.json_file import shown, write_bytes
-from actsolve.report.frontier_text import drawn_baselines
+from actsolve.report.frontier_text import drawn_baselines, units
 
 _SIZE_IN, _DPI = (8.0, 5.0), 150
 
@@ -43,16 +43,19 @@ def frontier_png(frontier: Frontier) -> bytes:
     figure = Figure(figsize=_SIZE_IN, dpi=_DPI, layout="constrained")
     axes = figure.subplots()
     points = frontier.points
-    gib = [p.budget_bytes / 2**30 for p in points]
-    axes.plot(gib, [p.step_s * 1e3 for p in points], "o-", color="C0", label="the best plan found", zorder=3)
+    (unit, unit_bytes), (seconds, unit_s) = units(frontier)
+    budgets = [p.budget_bytes / unit_bytes for p in points]
+    axes.plot(budgets, [p.step_s / unit_s for p in points], "o-", color="C0", label="the best plan found", zorder=3)
     base_s = frontier.last.keep_all.step_s
-    proven = [(x, (base_s + p.planned.bound_s) * 1e3) for x, p in zip(gib, points, strict=True) if p.planned.bound_s is not None]
+    proven = [
+        (x, (base_s + p.planned.bound_s) / unit_s) for x, p in zip(budgets, points, strict=True) if p.planned.bound_s is not None
+    ]
     if proven:
         axes.plot([x for x, _ in proven], [y for _, y in proven], ".--", color="C7", label="at least (plan-class bound)")
     for index, (name, baseline) in enumerate(drawn_baselines(frontier).items()):
         mark = "xsD^v<>"[index % 7]
-        axes.plot(baseline.peak_bytes / 2**30, baseline.step_s * 1e3, mark, color=f"C{1 + index % 6}", label=name)
-    axes.set(xlabel="memory budget, GiB", ylabel="step, ms", title=_plain(shown(frontier.target)))
+        axes.plot(baseline.peak_bytes / unit_bytes, baseline.step_s / unit_s, mark, color=f"C{1 + index % 6}", label=name)
+    axes.set(xlabel=f"memory budget, {unit}", ylabel=f"step, {seconds}", title=_plain(shown(frontier.target)))
     axes.grid(alpha=0.3)
     axes.legend()
     picture = io.BytesIO()

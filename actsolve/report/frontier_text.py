@@ -29,7 +29,8 @@ def frontier_text(frontier: Frontier) -> str:
 
 def _headline(frontier: Frontier) -> list[str]:
     first, last = frontier.points[0], frontier.last
-    budgets = f"{len(frontier.points)} budgets from {format_bytes(first.budget_bytes)}, the smallest found to work"
+    n = len(frontier.points)
+    budgets = f"{n} budget{'s' * (n > 1)} from {format_bytes(first.budget_bytes)}, the smallest found to work"
     keep_all = f"keeping everything takes {format_bytes(last.keep_all.peak_bytes)} and {format_seconds(last.keep_all.step_s)}"
     return [f"{shown(frontier.target)}: {budgets}; {keep_all}; planned in {format_seconds(frontier.solve_s)}"]
 
@@ -87,22 +88,22 @@ def plot_lines(frontier: Frontier) -> list[str]:
     """Return the curve and the fixed rules as a plot in characters: budgets across, seconds of a step up."""
     import plotext
 
-    unit, size_of_unit = _unit(frontier.points[-1].budget_bytes)
-    slowest_s = max(point.step_s for point in frontier.points)
-    factor, seconds = (1.0, "s") if slowest_s >= 1 else (1e3, "ms")
+    (unit, unit_bytes), (seconds, unit_s) = units(frontier)
     plotext.clear_figure()
     plotext.limit_size(False, False)
     plotext.plot_size(_WIDTH, _HEIGHT)
     plotext.theme("clear")
-    curve = [(p.budget_bytes / size_of_unit, p.step_s * factor) for p in frontier.points]
-    plotext.plot([x for x, _ in curve], [y for _, y in curve], marker="*", label="the best plan found")
+    curve = [(p.budget_bytes / unit_bytes, p.step_s / unit_s) for p in frontier.points]
+    plotext.plot([x for x, _ in curve], [y for _, y in curve], marker="*")
     drawn = drawn_baselines(frontier)
-    for index, (name, baseline) in enumerate(drawn.items()):
-        mark = _MARKERS[index % len(_MARKERS)]
-        plotext.scatter([baseline.peak_bytes / size_of_unit], [baseline.step_s * factor], marker=mark, label=name)
+    marks = {name: _MARKERS[index % len(_MARKERS)] for index, name in enumerate(drawn)}
+    for name, baseline in drawn.items():
+        plotext.scatter([baseline.peak_bytes / unit_bytes], [baseline.step_s / unit_s], marker=marks[name])
     plotext.xlabel(f"budget, {unit}")
     plotext.ylabel(f"step, {seconds}")
     lines = [line.rstrip() for line in plotext.uncolorize(plotext.build()).splitlines()]
+    # plotext's own legend lies in the upper left corner, where the curve begins.
+    lines.append(", ".join(("* the best plan found", *(f"{mark} {name}" for name, mark in marks.items()))))
     above = [name for name in frontier.baselines if name not in drawn]
     return lines + ([f"above the plot: {', '.join(above)}"] if above else [])
 
@@ -113,11 +114,12 @@ def drawn_baselines(frontier: Frontier) -> dict[str, BaselinePoint]:
     return {name: b for name, b in frontier.baselines.items() if b.step_s <= _FAR * slowest_s}
 
 
-def _unit(size_bytes: int) -> tuple[str, int]:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size_bytes >= size:
-            return unit, size
-    return "B", 1
+def units(frontier: Frontier) -> tuple[tuple[str, int], tuple[str, float]]:
+    """Return the unit of bytes and the unit of seconds that a plot's axes are best read in, by name and size."""
+    largest = frontier.points[-1].budget_bytes
+    size = next(((name, size) for name, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if largest >= size), ("B", 1))
+    slowest_s = max(point.step_s for point in frontier.points)
+    return size, ("s", 1.0) if slowest_s >= 1 else ("ms", 1e-3)
 
 
 def _notes(frontier: Frontier) -> list[str]:
