@@ -7,7 +7,7 @@ of a mean outside of the step are one element, expanded), is made when it is fir
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from actsolve.capture.captured import Captured
 from actsolve.capture.state import Place
 from actsolve.capture.to_graph import is_backward
 from actsolve.capture.torch_internals import compile_joint
+from actsolve.cost.link_speed import EMULATED
 from actsolve.errors import ScheduleError, UsageError
 from actsolve.lower import Lowered, lower, lower_backward
 from actsolve.planned import Planned
@@ -181,13 +182,29 @@ def compile_step(
         backward=backward_of,
         before_backward=backward.refuse_autocast,
     )
-    return CompiledStep(function, backward, captured, planned)
+    return CompiledStep(function, backward, captured, as_run(planned, captured))
+
+
+def as_run(planned: Planned, captured: Captured) -> Planned:
+    """Return a plan with the note that is due where it runs without an accelerator: that its copies are emulated."""
+    if EMULATED in planned.notes or not _copies_on_cpu(captured, planned.schedule):
+        return planned
+    return replace(planned, notes=(*planned.notes, EMULATED))
+
+
+def _copies_on_cpu(captured: Captured, schedule: Schedule) -> bool:
+    return any(device.type == "cpu" for device in _offloads_from(captured, schedule))
+
+
+def _offloads_from(captured: Captured, schedule: Schedule) -> set[torch.device]:
+    """The devices that values are offloaded from."""
+    offloaded = (captured.value_nodes[s.value] for s in schedule.steps if s.kind is StepKind.COPY_OUT and s.value is not None)
+    return {node.meta["val"].device for node in offloaded if node is not None}
 
 
 def _engine(captured: Captured, planned: Planned, schedule: Schedule, options: CopyOptions) -> CopyEngine[Any] | None:
     """Return what copies the values that ``schedule`` offloads; None if it does not offload any."""
-    offloaded = (captured.value_nodes[s.value] for s in schedule.steps if s.kind is StepKind.COPY_OUT and s.value is not None)
-    devices = {node.meta["val"].device for node in offloaded if node is not None}
+    devices = _offloads_from(captured, schedule)
     if len(devices) > 1:
         raise UsageError("values on several devices are offloaded", why=", ".join(sorted(map(str, devices))))
     return new_engine(devices.pop(), planned.problem.links, options) if devices else None

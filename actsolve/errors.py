@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+_NEXT_LINE = "\n" + " " * 9  # below the text beside a label
+
 
 class ActsolveError(Exception):
     """Root of all errors that actsolve raises on purpose.
@@ -15,8 +17,8 @@ class ActsolveError(Exception):
     Args:
         what: One line: what went wrong.
         where: The op, file or argument that it concerns.
-        why: The reason, with numbers.
-        try_: What to do about it.
+        why: The reason, with numbers; lines after the first are set below it.
+        try_: What to do about it; likewise.
     """
 
     exit_code = 1
@@ -24,7 +26,7 @@ class ActsolveError(Exception):
     def __init__(self, what: str, *, where: str | None = None, why: str | None = None, try_: str | None = None) -> None:
         lines = [f"{type(self).__name__}: {what}"]
         lines += [f"  {label:<5}  {text}" for label, text in (("where", where), ("why", why), ("try", try_)) if text]
-        super().__init__("\n".join(lines))
+        super().__init__("\n".join(line.replace("\n", _NEXT_LINE) for line in lines))
         self.what, self.where, self.why, self.try_ = what, where, why, try_
 
 

@@ -7,9 +7,11 @@ from functools import cached_property
 from typing import Any
 
 from actsolve.graph import Graph
+from actsolve.peak import Peak, peak_of
 from actsolve.plan import Decision, Plan
 from actsolve.plan_file import Baseline, KeepAll, LinkSpeeds, PlanFile, Predicted, decision_of, plan_file
 from actsolve.problem import Problem
+from actsolve.remedy import Remedy
 from actsolve.schedule import Schedule, StepKind
 from actsolve.simulate import Timeline
 from actsolve.static_memory import StaticMemory
@@ -41,6 +43,9 @@ class Attempt:
         loss_inside: Whether the loss is part of the step; if not, memory outside the module is not budgeted.
         links_source: Where the speeds of the problem's links come from; empty if it has none.
         smallest_bytes: Where nothing fits: the smallest budget that a plan was found for.
+        smallest_plan: Where nothing fits: the plan of that budget.
+        peak: What holds the peak: of the plan, or where nothing fits of the one that needs least.
+        remedies: Where nothing fits: what would help.
         notes: What else is to be said in reports.
     """
 
@@ -55,6 +60,9 @@ class Attempt:
     loss_inside: bool = True
     links_source: str = ""
     smallest_bytes: int | None = None
+    smallest_plan: Plan | None = None
+    peak: Peak | None = None
+    remedies: tuple[Remedy, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -68,7 +76,8 @@ class Attempt:
 
     def with_timeline(self, timeline: Timeline) -> Planned:
         """Return it with the plan's schedule, simulated."""
-        return Planned(timeline=timeline, **{f.name: getattr(self, f.name) for f in fields(self)})
+        known = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Planned(timeline=timeline, **known | {"peak": peak_of(timeline, self.static)})
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields of ``optimize --json`` (DESIGN section 7); those of a plan are None or empty."""
@@ -98,6 +107,8 @@ class Attempt:
             "keep_all": {"peak_bytes": self.keep_all.peak_bytes, "step_s": self.keep_all.step_s},
             "baselines": {name: _baseline(result).model_dump() for name, result in self.baselines.items()},
             "smallest_budget_bytes": self.smallest_bytes,
+            "peak": None if self.peak is None else self.peak.as_json(),
+            "remedies": [remedy.as_json() for remedy in self.remedies],
             "notes": list(self.notes),
         }
 

@@ -17,9 +17,10 @@ from actsolve.cost.optimizers import optimizer_memory
 from actsolve.cost.roofline import roofline_costs
 from actsolve.errors import FileFormatError, InfeasibleBudget, UsageError
 from actsolve.graph import Kind
-from actsolve.infeasible import baseline_too_large, infeasible_budget, loaded_too_large
+from actsolve.infeasible import baseline_too_large, infeasible_budget, loaded_too_large, shortage_of
 from actsolve.json_file import shown
 from actsolve.links import Links
+from actsolve.peak import peak_of
 from actsolve.pins import pinned_values, refuse_unknown_modules
 from actsolve.plan import Plan
 from actsolve.plan_file import PlanFile, load_plan, offloaded_by
@@ -242,9 +243,16 @@ def reserve_of(step: TrainingStep, settings: Settings) -> Reserve:
 
 
 def planned_by(
-    prepared: Prepared, settings: Settings, planner: str | None = None, *, listener: Listener | None = None
+    prepared: Prepared, settings: Settings, planner: str | None = None, *, listener: Listener | None = None, helps: bool = True
 ) -> Planned:
     """Return the plan of a planner, by default that of the settings, simulated and checked.
+
+    Args:
+        prepared: What to plan.
+        settings: How.
+        planner: Its name, if not that of the settings.
+        listener: Told how it goes.
+        helps: Whether to look for what would help where nothing fits, which takes some seconds.
 
     Raises:
         UsageError: the planner does not apply: one that offloads where no link is known.
@@ -261,18 +269,20 @@ def planned_by(
         listener.stage("searching for the smallest budget")
         unreserved = replace(problem, static_bytes=static.total_bytes - static.reserve)
         smallest = smallest_budget(unreserved, options)
-        if reserve.budget_for(smallest[0]) > problem.budget_bytes:
-            error = infeasible_budget(problem, found, static, reserve, smallest, options.time_limit_s)
-            raise _with_attempt(error, _attempt(prepared, found))
+        shortage = shortage_of(problem, static, reserve, smallest, settings)
+        if shortage.smallest_bytes > problem.budget_bytes:
+            if helps:
+                listener.stage("searching for what would help")
+            raise infeasible_budget(shortage, _attempt(prepared, found), helps=helps)
         # The solver's rows are conservative, and its time is limited: here a plan is, to start it from.
         listener.stage(f"planning by {planner} from the smallest plan")
         found = plan(problem, planner, replace(options, seeds=(smallest[1],)))
         if not found.found:
-            error = infeasible_budget(problem, found, static, reserve, smallest, options.time_limit_s)
-            raise _with_attempt(error, _attempt(prepared, found))
+            raise infeasible_budget(shortage, _attempt(prepared, found))
     timeline = timeline_of(problem, found)
     if not timeline.fits:
-        raise _with_attempt(baseline_too_large(timeline, planner), _attempt(prepared, found))
+        error = baseline_too_large(timeline, static, planner)
+        raise _with_attempt(error, timeline, _attempt(prepared, found))
     check(problem, timeline.schedule)
     return _attempt(prepared, found).with_timeline(timeline)
 
@@ -288,7 +298,7 @@ def attempts(prepared: Prepared, settings: Settings, *, listener: Listener | Non
                 found[name] = found[name].with_timeline(timeline_of(prepared.problem, baseline))
             continue
         try:
-            found[name] = planned_by(prepared, settings, name, listener=listener)
+            found[name] = planned_by(prepared, settings, name, listener=listener, helps=False)
         except InfeasibleBudget as error:
             found[name] = error.attempt
     return found
@@ -341,7 +351,7 @@ def planned_from_file(
     attempt = replace(attempt, notes=(note, *prepared.notes))
     timeline = simulate(prepared.problem, schedule)
     if not timeline.fits:
-        raise _with_attempt(loaded_too_large(timeline, prepared.static), attempt)
+        raise _with_attempt(loaded_too_large(timeline, prepared.static), timeline, attempt)
     check(prepared.problem, schedule)
     return prepared.captured, attempt.with_timeline(timeline)
 
@@ -379,8 +389,8 @@ def _attempt(prepared: Prepared, found: Plan) -> Attempt:
     )
 
 
-def _with_attempt(error: InfeasibleBudget, attempt: Attempt) -> InfeasibleBudget:
-    error.attempt = replace(attempt, smallest_bytes=error.smallest_bytes)
+def _with_attempt(error: InfeasibleBudget, timeline: Timeline, attempt: Attempt) -> InfeasibleBudget:
+    error.attempt = replace(attempt, peak=peak_of(timeline, attempt.static))
     return error
 
 

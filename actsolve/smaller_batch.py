@@ -1,20 +1,48 @@
-"""The largest batch that fits a budget, where a target's batch can be set: what to try when nothing fits."""
+"""The largest batch that fits a budget, where a target's batch can be set: what to try when nothing fits.
+
+Each batch that is tried is traced and costed. It fits if the plan of the least peak that was found at the full batch fits it too,
+made for its sizes; where that does not, the least peak is searched for anew.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from actsolve.errors import ActsolveError, InfeasibleBudget
+from actsolve.graph import Graph
+from actsolve.infeasible import with_remedies
+from actsolve.plan import Plan
+from actsolve.plan_schedule import schedule_of
+from actsolve.planned import Attempt
 from actsolve.planners import smallest_budget
 from actsolve.planning import Listener, prepare
+from actsolve.remedies import SMALLER_BATCH
+from actsolve.remedy import Remedy
 from actsolve.settings import Settings
+from actsolve.simulate import simulate
 from actsolve.target import Target
 
 _NAME = "batch"
 _SEARCH_S = 20.0  # no further batch is tried after that; the answer then is the largest of those tried
 _UNLIMITED = 1 << 60
+_ASSUMED = "it is assumed that a larger batch never needs less"
+
+
+@dataclass(frozen=True)
+class Largest:
+    """How a search for the largest batch ended.
+
+    Attributes:
+        batch: The largest that was found to fit; None if not even 1 does.
+        needs_bytes: What it needs, or what a batch of 1 does.
+        next: The smallest batch that was found not to fit.
+    """
+
+    batch: int | None
+    needs_bytes: int
+    next: int
 
 
 def with_batch(
@@ -24,44 +52,94 @@ def with_batch(
 
     Each batch that it names was traced and costed, and a plan was found for it within the budget.
     """
+    attempt: Attempt | None = error.attempt
     batch = target.setting(_NAME, overrides)
-    if (
-        error.attempt is None
-        or error.smallest_bytes is None
-        or not isinstance(batch, int)
-        or isinstance(batch, bool)
-        or batch < 2
-    ):
+    if attempt is None or not isinstance(batch, int) or isinstance(batch, bool) or SMALLER_BATCH not in attempt.remedies:
         return error
-    problem = error.attempt.problem
-    if "batch" not in (error.try_ or "") or problem.budget_bytes <= problem.static_bytes:
-        return error
+    if batch < 2:
+        return _with(attempt, None, settings)
+    assert error.smallest_bytes is not None
     listener.stage("searching for the largest batch that fits")
-    others = [o for o in overrides if o.partition("=")[0].strip() != _NAME]
-
-    def needed_bytes(batch: int) -> int:
-        step = target.step([*others, f"{_NAME}={batch}"], fake=True)
-        quiet = Listener(measuring=listener.measuring)
-        prepared = prepare(step, _UNLIMITED, settings, target=target.name, listener=quiet)
-        unreserved = replace(prepared.problem, static_bytes=prepared.static.total_bytes - prepared.static.reserve)
-        return prepared.reserve.budget_for(smallest_budget(unreserved, settings.planner_options())[0])
-
+    deadline = time.monotonic() + _SEARCH_S
+    needed_bytes = _Needed(attempt, target, overrides, settings, listener, deadline)
     try:
-        found = largest_fitting(needed_bytes, problem.budget_bytes, (batch, error.smallest_bytes), time.monotonic() + _SEARCH_S)
-    except ActsolveError:  # a batch that the model does not take, or that fake tensors do not build
-        return error
-    hint = f"--set {_NAME}={found} fits" if found is not None else f"but not even --set {_NAME}=1 fits"
-    extended = InfeasibleBudget(
-        error.what, where=error.where, why=error.why, try_=f"{error.try_}: {hint}", smallest_bytes=error.smallest_bytes
+        found = largest_fitting(needed_bytes, attempt.problem.budget_bytes, (batch, error.smallest_bytes), deadline)
+    except ActsolveError as refused:  # a batch that the model does not take, or that fake tensors do not build
+        note = f"which one is not known, for a batch of {needed_bytes.latest} cannot be planned: {refused.what}"
+        return _with(attempt, replace(SMALLER_BATCH, note=note), settings)
+    return _with(attempt, _remedy(found), settings)
+
+
+def _with(attempt: Attempt, remedy: Remedy | None, settings: Settings) -> InfeasibleBudget:
+    """The error with another remedy in the place of the smaller batch; one that fits is the first."""
+    others = [r for r in attempt.remedies if r != SMALLER_BATCH]
+    if remedy is not None:
+        others.insert(0 if remedy.fits else len(others), remedy)
+    return with_remedies(attempt, others, time_limit_s=settings.time_limit_s)
+
+
+def _remedy(found: Largest) -> Remedy:
+    if found.batch is None:
+        return Remedy("a smaller model", found.needs_bytes, note=f"not even --set {_NAME}=1 fits")
+    if found.next == found.batch + 1:
+        note = f"the largest that fits ({found.next} does not; {_ASSUMED})"
+    else:
+        note = f"the largest found to fit in {_SEARCH_S:g} s of search ({found.next} does not; {_ASSUMED})"
+    return Remedy(f"--set {_NAME}={found.batch}", found.needs_bytes, True, note)
+
+
+class _Needed:
+    """What a batch needs: the smallest budget found, or any that is within the one asked for."""
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        target: Target,
+        overrides: Sequence[str],
+        settings: Settings,
+        listener: Listener,
+        deadline: float,
+    ) -> None:
+        self.attempt, self.target, self.settings, self.listener, self.deadline = attempt, target, settings, listener, deadline
+        self.others = [o for o in overrides if o.partition("=")[0].strip() != _NAME]
+        self.latest = 0
+
+    def __call__(self, batch: int) -> int:
+        self.latest = batch
+        self.listener.stage(f"searching for the largest batch that fits: trying {batch}")
+        step = self.target.step([*self.others, f"{_NAME}={batch}"], fake=True)
+        quiet = Listener(measuring=self.listener.measuring)
+        prepared = prepare(step, _UNLIMITED, self.settings, target=self.target.name, listener=quiet)
+        problem = replace(prepared.problem, static_bytes=prepared.static.total_bytes - prepared.static.reserve)
+        plan = self.attempt.smallest_plan
+        seeds: tuple[Plan, ...] = ()
+        if plan is not None and _same_ops(problem.graph, self.attempt.graph):
+            timeline = simulate(replace(problem, budget_bytes=0), schedule_of(problem.graph, plan))
+            host = problem.host_budget_bytes
+            needs_bytes = prepared.reserve.budget_for(timeline.peak_bytes)
+            if needs_bytes <= self.attempt.problem.budget_bytes and (host is None or timeline.host_peak_bytes <= host):
+                return needs_bytes
+            seeds = (plan,)
+        options = self.settings.planner_options()
+        time_limit_s = min(options.time_limit_s, max(1.0, self.deadline - time.monotonic()))
+        return prepared.reserve.budget_for(smallest_budget(problem, replace(options, time_limit_s=time_limit_s, seeds=seeds))[0])
+
+
+def _same_ops(one: Graph, other: Graph) -> bool:
+    """Whether two graphs differ in sizes and constants alone, so that a plan of one is one of the other."""
+    return (
+        [(o.target, o.phase, o.inputs, o.outputs, o.replayable, o.in_place) for o in one.ops]
+        == [(o.target, o.phase, o.inputs, o.outputs, o.replayable, o.in_place) for o in other.ops]
+        and one.outputs == other.outputs
+        and one.gradients == other.gradients
+        and one.decidable == other.decidable
     )
-    extended.attempt = error.attempt
-    return extended
 
 
 def largest_fitting(
     needed_bytes: Callable[[int], int], budget_bytes: int, too_large: tuple[int, int], deadline: float
-) -> int | None:
-    """Return the largest batch that needs no more than the budget, or None if one of 1 needs more.
+) -> Largest:
+    """Return the largest batch that needs no more than the budget, taking it that a larger one never needs less.
 
     What is needed grows nearly linearly, so each guess is interpolated between the largest batch that fits and the smallest
     that does not.
@@ -74,7 +152,7 @@ def largest_fitting(
     """
     fits = (1, needed_bytes(1))
     if fits[1] > budget_bytes:
-        return None
+        return Largest(None, fits[1], 1)
     while too_large[0] - fits[0] > 1 and time.monotonic() < deadline:
         share = (budget_bytes - fits[1]) / max(1, too_large[1] - fits[1])
         guess = fits[0] + int(share * (too_large[0] - fits[0]))
@@ -84,4 +162,4 @@ def largest_fitting(
             fits = found
         else:
             too_large = found
-    return fits[0]
+    return Largest(*fits, too_large[0])

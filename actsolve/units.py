@@ -31,6 +31,8 @@ def parse_bytes(text: str, *, what: str = "size", also: str = "") -> int:
     """
     match = _NUMBER.fullmatch(text)
     unread, others = f"cannot read {what} {cut(text)!r}", f"; or {also}" if also else ""
+    if match is None and _is_negative(text):
+        raise UsageError(unread, why="it is negative", try_=f"8GiB, 7500MB or plain bytes, 0 or more{others}")
     if match is None:
         raise UsageError(unread, why="it is not a number with a unit", try_=f"8GiB, 7500MB or plain bytes{others}")
     number, space, unit = match.groups()
@@ -58,6 +60,8 @@ def parse_speed(text: str, *, what: str = "speed") -> float:
     """
     size, slash, per = text.strip().partition("/")
     unread, match = f"cannot read {what} {cut(text)!r}", _NUMBER.fullmatch(size)
+    if match is None and _is_negative(size):
+        raise UsageError(unread, why="it is negative", try_="25GB/s")
     if match is None or (slash and per.lower() != "s"):
         try_ = "25GB/s, 800MB/s or plain bytes per second"
         raise UsageError(unread, why="it is not a number with a unit per second", try_=try_)
@@ -70,6 +74,11 @@ def parse_speed(text: str, *, what: str = "speed") -> float:
     if speed <= 0:
         raise UsageError(unread, why="nothing would ever arrive", try_="25GB/s")
     return speed
+
+
+def _is_negative(text: str) -> bool:
+    """Whether ``text`` is a size but for a minus."""
+    return text.strip().startswith("-") and _NUMBER.fullmatch(text.strip()[1:]) is not None
 
 
 def cut(text: str) -> str:

@@ -40,7 +40,8 @@ TREE = (
     "plan_file",
     "planners/*",
     "pins",
-    "infeasible",
+    "peak",
+    "remedy",
     "planned",
     "frontier",
     "report/*",
@@ -54,6 +55,8 @@ TREE = (
     "signature",
     "module",
     "settings",
+    "remedies",
+    "infeasible",
     "planning",
     "frontier_planning",
     "api",
@@ -64,7 +67,8 @@ TREE = (
 )
 
 # At the top of the file.
-PIPELINE = {"emitter", "lower", "compiled", "signature", "module", "settings", "planning", "api", "target", "smaller_batch"}
+PIPELINE = {"emitter", "lower", "compiled", "signature", "module", "settings", "remedies", "infeasible", "planning", "api"}
+PIPELINE |= {"target", "smaller_batch"}
 TORCH = {"training_step", "capture/*", "runtime/*", "cost/*"} | PIPELINE
 TORCH_LATER = {"cli/*", "__main__"}  # only inside functions, so that `actsolve --help` is quick
 SOLVERS = {"planners/*"}

@@ -104,12 +104,13 @@ def reports() -> dict[str, str]:
                 **{"losses": [1.5, None, 0.25], "peak_bytes": 999, "budget_bytes": 1000, "predicted_peak_bytes": 998},
                 **{"step_s": 0.5, "predicted_step_s": 0.4, "d2h_bytes": 2**30, "h2d_bytes": 2**29, "host_peak_bytes": 2**30},
                 "predicted_stall_s": 0.025,
+                "notes": ["Copies are emulated."],
             }
         ),
         "training over the budget": run_text(
             {
                 **{"losses": [1.5], "peak_bytes": 1001, "budget_bytes": 1000, "predicted_peak_bytes": 998},
-                **{"step_s": None, "predicted_step_s": 0.4, "d2h_bytes": 0},
+                **{"step_s": None, "predicted_step_s": 0.4, "d2h_bytes": 0, "notes": []},
             }
         ),
     }

@@ -36,6 +36,7 @@ def compare(
     """Show every planner and baseline side by side: peak, step time, and what each costs over keeping everything."""
     with session(as_json) as s:
         from actsolve.api import module_of
+        from actsolve.compiled import as_run
         from actsolve.cost.optimizers import new_optimizer
         from actsolve.planned import Planned
         from actsolve.planning import Listener, attempts, prepare
@@ -68,6 +69,7 @@ def compare(
         found = attempts(prepared, settings, listener=listener)
         measured = None
         if run:
+            found = {n: as_run(a, prepared.captured) if isinstance(a, Planned) else a for n, a in found.items()}
             fitting = {name: a for name, a in found.items() if isinstance(a, Planned) and a.fits}
             modules = {name: module_of(step, prepared.captured, a) for name, a in fitting.items()}
             make = partial(new_optimizer, optimizer)

@@ -177,14 +177,17 @@ def settings_from(
     )
 
 
-def switch_called(name: str) -> Switch:
+def switch_called(name: str, *others: str) -> Switch:
     """Return the switch of a name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or others are named besides.
     """
     from actsolve.runtime.switches import SWITCHES
 
+    if others:
+        named = ", ".join(map(repr, (name, *others)))
+        raise UsageError("one switch at a time", where="--switch", why=f"{named} are given", try_="a run for each")
     if name not in SWITCHES:
         raise UsageError(f"there is no switch {name!r}", where="--switch", try_="one of " + ", ".join(SWITCHES))
     return SWITCHES[name]

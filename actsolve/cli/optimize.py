@@ -40,6 +40,7 @@ def optimize(
     """Plan what to keep, recompute or offload, within a memory budget."""
     with session(as_json) as s:
         from actsolve.api import module_of
+        from actsolve.compiled import as_run
         from actsolve.cost.optimizers import new_optimizer
         from actsolve.planning import Listener, plan_training_step
         from actsolve.report.chrome_trace import chrome_trace
@@ -82,6 +83,7 @@ def optimize(
             write_json(timeline, chrome_trace(planned.timeline), what="timeline")
         measured = None
         if run:
+            planned = as_run(planned, captured)
             modules = {"the plan": module_of(step, captured, planned)}
             make = partial(new_optimizer, optimizer)
             found = measure_runs(step, modules, make, accumulate=settings.grads == "accumulate", stage=s.stage)

@@ -29,19 +29,21 @@ def run(
     host_budget: flags.HostBudget = None,
     h2d: flags.H2d = None,
     d2h: flags.D2h = None,
-    switch: Annotated[
-        str | None,
+    switches: Annotated[
+        list[str],
         typer.Option(
+            "--switch",
             help="Break one thing, to see what it costs: synchronous, late_out, on_demand, pageable or half_speed.",
             show_default=False,
         ),
-    ] = None,
+    ] = [],  # noqa: B006
     out: flags.Out = None,
     as_json: flags.Json = False,
 ) -> None:
     """Train some steps on the target's batch with a plan that was saved for it; print each loss and the peak."""
     with session(as_json) as s:
         from actsolve.api import module_of
+        from actsolve.compiled import as_run
         from actsolve.cost.optimizers import new_optimizer
         from actsolve.plan_file import load_plan
         from actsolve.planning import Listener, planned_from_file
@@ -49,7 +51,7 @@ def run(
         from actsolve.runtime.trainer import Trainer, train
         from actsolve.target import load_target
 
-        broken = None if switch is None else flags.switch_called(switch)
+        broken = flags.switch_called(*switches) if switches else None
         file = load_plan(plan)
         flags.require_writable(out)
         settings = flags.settings_from(
@@ -75,7 +77,7 @@ def run(
         content = {
             "target": target,
             "plan": str(plan),
-            "switch": switch,
+            "switch": switches[0] if switches else None,
             "steps": steps,
             "losses": [loss if isfinite(loss) else None for loss in trained.losses],
             "peak_bytes": trained.peak_bytes,
@@ -87,6 +89,7 @@ def run(
             "d2h_bytes": planned.timeline.d2h_bytes,
             "h2d_bytes": planned.timeline.h2d_bytes,
             "host_peak_bytes": planned.timeline.host_peak_bytes,
+            "notes": list(as_run(planned, captured).notes),
         }
         flags.write_result(out, content)
         s.result(content, run_text(content))

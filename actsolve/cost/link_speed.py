@@ -29,7 +29,7 @@ class LinkSpeed:
     note: str = ""
 
 
-EMULATED = "This machine has no link to a device: copies are emulated at the given speed, by threads that run beside the step."
+EMULATED = "This machine has no link to a device: copies are emulated at the planned speed, by threads that run beside the step."
 
 
 def links_of(

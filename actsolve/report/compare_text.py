@@ -44,7 +44,7 @@ def compare_text(found: Mapping[str, Attempt], measured: Measured | None = None)
     lines += ["", f"costs: {shown(one.problem.costs.source)}"]
     if one.problem.links is not None:
         lines.append(f"link: {link_text(one)}")
-    lines += [f"note: {shown(note)}" for note in one.notes]
+    lines += [f"note: {shown(note)}" for note in _notes(found)]
     return "\n".join(lines) + "\n"
 
 
@@ -54,7 +54,13 @@ def compare_json(found: Mapping[str, Attempt], measured: Measured | None = None)
     planners = {name: _figures(name, attempt, found) for name, attempt in found.items()}
     for name, figures in (measured or {}).items():
         planners[name]["measured"] = dict(figures)
-    return {**{key: value for key, value in one.as_json().items() if key in _OF_THE_STEP}, "planners": planners}
+    of_the_step = {key: value for key, value in one.as_json().items() if key in _OF_THE_STEP}
+    return {**of_the_step, "notes": _notes(found), "planners": planners}
+
+
+def _notes(found: Mapping[str, Attempt]) -> list[str]:
+    """What is to be said of any of them, once."""
+    return list(dict.fromkeys(note for attempt in found.values() for note in attempt.notes))
 
 
 def _figures(name: str, attempt: Attempt, found: Mapping[str, Attempt]) -> dict[str, Any]:

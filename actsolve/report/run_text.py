@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from actsolve.json_file import shown
 from actsolve.report.table import aligned
 from actsolve.units import format_bytes, format_seconds
 
@@ -21,4 +22,5 @@ def run_text(result: Mapping[str, Any]) -> str:
         moved = f"{format_bytes(result['d2h_bytes'])} out and {format_bytes(result['h2d_bytes'])} back a step"
         stalls = f"predicted stalls {format_seconds(result['predicted_stall_s'])}"
         rows.append(("host", format_bytes(result["host_peak_bytes"]), f"{moved}; {stalls}"))
-    return "\n".join([*aligned(losses, indent=""), "", *aligned(rows, {1}, "")]) + "\n"
+    notes = [f"note: {shown(note)}" for note in result["notes"]]
+    return "\n".join([*aligned(losses, indent=""), "", *aligned(rows, {1}, ""), *notes]) + "\n"
