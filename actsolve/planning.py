@@ -26,7 +26,7 @@ from actsolve.plan import Plan
 from actsolve.plan_file import PlanFile, load_plan, offloaded_by
 from actsolve.plan_schedule import schedule_of
 from actsolve.planned import Attempt, BaselineResult, Planned
-from actsolve.planners import BASELINES, PLANNERS, Progress, plan, require_solver, smallest_budget
+from actsolve.planners import BASELINES, PLANNERS, PlannerOptions, Progress, plan, require_solver, smallest_budget
 from actsolve.problem import Costs, Problem
 from actsolve.settings import Settings
 from actsolve.simulate import Timeline, simulate
@@ -187,11 +187,23 @@ def with_budget(prepared: Prepared, mem_budget: Budget, settings: Settings, *, l
         size_bytes = reserve.budget_for(budget.resolve(static.total_bytes, keep_all_bytes))
     else:
         listener.stage("searching for the smallest budget")
-        found_bytes, found = smallest_budget(problem, settings.planner_options(listener.solving))
+        found_bytes, found = least_budget(problem, settings.planner_options(listener.solving))
         size_bytes, seeds = reserve.budget_for(found_bytes), (found,)
     static = replace(static, reserve=reserve.of(size_bytes))
     problem = replace(problem, budget_bytes=size_bytes, static_bytes=static.total_bytes)
     return replace(prepared, problem=problem, static=static, seeds=seeds)
+
+
+def least_budget(problem: Problem, options: PlannerOptions) -> tuple[int, Plan]:
+    """Return the smallest budget found, in bytes, and a plan that meets it; never more than what is found without links.
+
+    The search is short, and where much can be offloaded and the host takes little of it, it ends early: then a plan that only
+    recomputes may be the better one.
+    """
+    if problem.links is None or problem.host_budget_bytes is None:
+        return smallest_budget(problem, options)
+    _, recomputing = smallest_budget(replace(problem, links=None, host_budget_bytes=None), options)
+    return smallest_budget(problem, replace(options, seeds=(*options.seeds, recomputing)))
 
 
 def costs_of(captured: Captured, hardware: str, listener: Listener | None = None) -> Costs:
@@ -268,7 +280,7 @@ def planned_by(
     if not found.found:
         listener.stage("searching for the smallest budget")
         unreserved = replace(problem, static_bytes=static.total_bytes - static.reserve)
-        smallest = smallest_budget(unreserved, options)
+        smallest = least_budget(unreserved, options)
         shortage = shortage_of(problem, static, reserve, smallest, settings)
         if shortage.smallest_bytes > problem.budget_bytes:
             if helps:

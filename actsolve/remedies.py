@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
 
-from actsolve.graph import Kind
+from actsolve.graph import Graph, Kind
 from actsolve.links import Links
 from actsolve.peak import LOGITS, bytes_at_peak, loss_values, values_at_peak
 from actsolve.plan import Plan
@@ -92,24 +93,50 @@ def _is_worthwhile(shortage: Shortage, remedy: Remedy) -> bool:
 
 
 def _candidates(shortage: Shortage) -> Iterator[Remedy]:
-    yield from _loss_in_chunks(shortage)
-    yield from _host_memory(shortage)
-    static, settings = shortage.static, shortage.settings
-    if static.given is None and static.optimizer_state:
-        problem = replace(shortage.unreserved, optimizer_bytes=0)
-        state = format_bytes(static.optimizer_state)
-        name = f"{settings.optimizer}'s" if isinstance(settings.optimizer, str) else "its"
-        note = f"it keeps no state; {name} takes {state}"
-        yield _simulated(shortage, "--optimizer sgd", problem, static.optimizer_state, note)
-    if static.given is None and static.gradients:
-        note = f"the gradients that are there before the step take {format_bytes(static.gradients)}"
-        yield _simulated(shortage, "--grads none", shortage.unreserved, static.gradients, note)
+    """Everything that may help; if nothing is enough alone, also all changes together, if they are."""
+    changes = [c for c in (_loss_in_chunks(shortage), _stateless_optimizer(shortage), _no_gradients(shortage)) if c is not None]
+    alone = [c.remedy(shortage) for c in changes]
+    alone += _host_memory(shortage)
+    yield from alone
+    worthwhile = [c for c in changes if _is_worthwhile(shortage, c.remedy(shortage))]
+    if len(worthwhile) > 1 and not any(r.fits for r in alone):
+        together = reduce(_Change.__add__, worthwhile).remedy(shortage)
+        if together.fits:
+            yield together
 
 
-def _simulated(shortage: Shortage, what: str, problem: Problem, less_bytes: int, note: str) -> Remedy:
-    """What the plan of the smallest peak needs if that many static bytes are not there."""
-    problem = replace(problem, static_bytes=problem.static_bytes - less_bytes)
-    return _remedy(shortage, what, simulate(problem, shortage.timeline.schedule).peak_bytes, note)
+@dataclass(frozen=True)
+class _Change:
+    """Something other than a plan that lowers the peak: the plan of the smallest peak is simulated with it.
+
+    Attributes:
+        what: As in `Remedy`.
+        note: As in `Remedy`.
+        static_bytes: Static bytes that are not there with it.
+        stateless: Whether the optimizer's temporaries are not there either.
+        no_loss: Whether the values of the loss take nothing, which is the best that chunks of it can do.
+    """
+
+    what: str
+    note: str = ""
+    static_bytes: int = 0
+    stateless: bool = False
+    no_loss: bool = False
+
+    def __add__(self, other: _Change) -> _Change:
+        static_bytes, stateless = self.static_bytes + other.static_bytes, self.stateless or other.stateless
+        return _Change(f"{self.what} together with {other.what}", "", static_bytes, stateless, self.no_loss or other.no_loss)
+
+    def remedy(self, shortage: Shortage) -> Remedy:
+        """Return it with what is needed then."""
+        problem = shortage.unreserved
+        problem = replace(problem, static_bytes=problem.static_bytes - self.static_bytes)
+        if self.stateless:
+            problem = replace(problem, optimizer_bytes=0)
+        if self.no_loss:
+            problem = replace(problem, graph=_without_loss(problem.graph))
+        peak_bytes = simulate(problem, shortage.timeline.schedule).peak_bytes
+        return _remedy(shortage, self.what, peak_bytes, self.note, at_best=self.no_loss)
 
 
 def _remedy(shortage: Shortage, what: str, peak_bytes: int, note: str = "", *, at_best: bool = False) -> Remedy:
@@ -117,17 +144,35 @@ def _remedy(shortage: Shortage, what: str, peak_bytes: int, note: str = "", *, a
     return Remedy(what, needs_bytes, needs_bytes <= shortage.budget_bytes, note, at_best)
 
 
-def _loss_in_chunks(shortage: Shortage) -> Iterator[Remedy]:
-    """What is left of the peak where the values of the loss take nothing."""
+def _loss_in_chunks(shortage: Shortage) -> _Change | None:
     taken_bytes = bytes_at_peak(shortage.timeline).get(LOGITS, 0)
     if not taken_bytes:
-        return
-    graph = shortage.problem.graph
-    loss = loss_values(graph)
-    without = replace(graph, values=tuple(replace(v, size_bytes=0) if i in loss else v for i, v in enumerate(graph.values)))
-    peak_bytes = simulate(replace(shortage.unreserved, graph=without), shortage.timeline.schedule).peak_bytes
+        return None
     note = f"its values (logits) take {format_bytes(taken_bytes)} at the peak"
-    yield _remedy(shortage, "the loss in chunks of the batch or sequence", peak_bytes, note, at_best=True)
+    return _Change("the loss in chunks of the batch or sequence", note, no_loss=True)
+
+
+def _without_loss(graph: Graph) -> Graph:
+    """The graph, the values of whose loss take nothing."""
+    loss = loss_values(graph)
+    return replace(graph, values=tuple(replace(v, size_bytes=0) if i in loss else v for i, v in enumerate(graph.values)))
+
+
+def _stateless_optimizer(shortage: Shortage) -> _Change | None:
+    static, optimizer = shortage.static, shortage.settings.optimizer
+    if static.given is not None or not static.optimizer_state:
+        return None
+    name = f"{optimizer}'s" if isinstance(optimizer, str) else f"that of {type(optimizer).__name__}"
+    note = f"it keeps no state; {name} takes {format_bytes(static.optimizer_state)}"
+    return _Change("--optimizer sgd", note, static.optimizer_state, stateless=True)
+
+
+def _no_gradients(shortage: Shortage) -> _Change | None:
+    static = shortage.static
+    if static.given is not None or not static.gradients:
+        return None
+    note = f"the gradients that are there before the step take {format_bytes(static.gradients)}"
+    return _Change("--grads none", note, static.gradients)
 
 
 def _host_memory(shortage: Shortage) -> Iterator[Remedy]:
@@ -147,7 +192,10 @@ def _host_memory(shortage: Shortage) -> Iterator[Remedy]:
         return
     if shortage.problem.links is not None or refused:
         what = f"--host-budget {host_bytes} ({format_bytes(host_bytes)})"
-        yield _remedy(shortage, what, peak_bytes, "more of what is idle at the peak is offloaded")
+        note = "more of what is idle at the peak is offloaded"
+        if refused and settings.h2d is None and settings.d2h is None:
+            note += ", if a speed of the link is known: --h2d and --d2h give it"
+        yield _remedy(shortage, what, peak_bytes, note)
     else:
         note = f"offloading {format_bytes(host_bytes)} to host memory"
         yield _remedy(shortage, "--h2d and --d2h, such as 25GB/s", peak_bytes, note)

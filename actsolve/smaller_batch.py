@@ -1,7 +1,8 @@
 """The largest batch that fits a budget, where a target's batch can be set: what to try when nothing fits.
 
-Each batch that is tried is traced and costed. It fits if the plan of the least peak that was found at the full batch fits it too,
-made for its sizes; where that does not, the least peak is searched for anew.
+Each batch that is tried is traced and costed. It may fit if the plan of the least peak that was found at the full batch fits it
+too, with its sizes; where that does not, the least peak is searched for anew. The batch that is named in the end is one that such
+a search alone finds a plan for: so will the command that follows the advice.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from actsolve.infeasible import with_remedies
 from actsolve.plan import Plan
 from actsolve.plan_schedule import schedule_of
 from actsolve.planned import Attempt
-from actsolve.planners import smallest_budget
-from actsolve.planning import Listener, prepare
+from actsolve.planning import Listener, least_budget, prepare
+from actsolve.problem import Problem
 from actsolve.remedies import SMALLER_BATCH
 from actsolve.remedy import Remedy
 from actsolve.settings import Settings
 from actsolve.simulate import simulate
+from actsolve.static_memory import Reserve
 from actsolve.target import Target
+from actsolve.units import format_bytes
 
 _NAME = "batch"
 _SEARCH_S = 20.0  # no further batch is tried after that; the answer then is the largest of those tried
@@ -64,6 +67,7 @@ def with_batch(
     needed_bytes = _Needed(attempt, target, overrides, settings, listener, deadline)
     try:
         found = largest_fitting(needed_bytes, attempt.problem.budget_bytes, (batch, error.smallest_bytes), deadline)
+        found = _confirmed(found, needed_bytes, attempt.problem.budget_bytes)
     except ActsolveError as refused:  # a batch that the model does not take, or that fake tensors do not build
         note = f"which one is not known, for a batch of {needed_bytes.latest} cannot be planned: {refused.what}"
         return _with(attempt, replace(SMALLER_BATCH, note=note), settings)
@@ -80,12 +84,22 @@ def _with(attempt: Attempt, remedy: Remedy | None, settings: Settings) -> Infeas
 
 def _remedy(found: Largest) -> Remedy:
     if found.batch is None:
-        return Remedy("a smaller model", found.needs_bytes, note=f"not even --set {_NAME}=1 fits")
+        return Remedy("a smaller model", note=f"not even --set {_NAME}=1 fits, which needs {format_bytes(found.needs_bytes)}")
     if found.next == found.batch + 1:
         note = f"the largest that fits ({found.next} does not; {_ASSUMED})"
     else:
         note = f"the largest found to fit in {_SEARCH_S:g} s of search ({found.next} does not; {_ASSUMED})"
     return Remedy(f"--set {_NAME}={found.batch}", found.needs_bytes, True, note)
+
+
+def _confirmed(found: Largest, needed: _Needed, budget_bytes: int) -> Largest:
+    """The largest batch from there on down that is found to fit without a plan to start from."""
+    while found.batch is not None:
+        needs_bytes = needed.alone(found.batch)
+        if needs_bytes <= budget_bytes:
+            return replace(found, needs_bytes=needs_bytes)
+        found = Largest(found.batch - 1 or None, needs_bytes, found.batch)
+    return found
 
 
 class _Needed:
@@ -103,26 +117,38 @@ class _Needed:
         self.attempt, self.target, self.settings, self.listener, self.deadline = attempt, target, settings, listener, deadline
         self.others = [o for o in overrides if o.partition("=")[0].strip() != _NAME]
         self.latest = 0
+        self.known: dict[int, tuple[Problem, Reserve]] = {}
 
     def __call__(self, batch: int) -> int:
-        self.latest = batch
-        self.listener.stage(f"searching for the largest batch that fits: trying {batch}")
-        step = self.target.step([*self.others, f"{_NAME}={batch}"], fake=True)
-        quiet = Listener(measuring=self.listener.measuring)
-        prepared = prepare(step, _UNLIMITED, self.settings, target=self.target.name, listener=quiet)
-        problem = replace(prepared.problem, static_bytes=prepared.static.total_bytes - prepared.static.reserve)
+        problem, reserve = self._prepared(batch)
         plan = self.attempt.smallest_plan
         seeds: tuple[Plan, ...] = ()
         if plan is not None and _same_ops(problem.graph, self.attempt.graph):
             timeline = simulate(replace(problem, budget_bytes=0), schedule_of(problem.graph, plan))
             host = problem.host_budget_bytes
-            needs_bytes = prepared.reserve.budget_for(timeline.peak_bytes)
+            needs_bytes = reserve.budget_for(timeline.peak_bytes)
             if needs_bytes <= self.attempt.problem.budget_bytes and (host is None or timeline.host_peak_bytes <= host):
                 return needs_bytes
             seeds = (plan,)
         options = self.settings.planner_options()
         time_limit_s = min(options.time_limit_s, max(1.0, self.deadline - time.monotonic()))
-        return prepared.reserve.budget_for(smallest_budget(problem, replace(options, time_limit_s=time_limit_s, seeds=seeds))[0])
+        return reserve.budget_for(least_budget(problem, replace(options, time_limit_s=time_limit_s, seeds=seeds))[0])
+
+    def alone(self, batch: int) -> int:
+        """Return the smallest budget that is found for a batch when nothing else is known of it."""
+        problem, reserve = self._prepared(batch)
+        return reserve.budget_for(least_budget(problem, self.settings.planner_options())[0])
+
+    def _prepared(self, batch: int) -> tuple[Problem, Reserve]:
+        if batch not in self.known:
+            self.latest = batch
+            self.listener.stage(f"searching for the largest batch that fits: trying {batch}")
+            step = self.target.step([*self.others, f"{_NAME}={batch}"], fake=True)
+            quiet = Listener(measuring=self.listener.measuring)
+            prepared = prepare(step, _UNLIMITED, self.settings, target=self.target.name, listener=quiet)
+            static_bytes = prepared.static.total_bytes - prepared.static.reserve
+            self.known[batch] = replace(prepared.problem, static_bytes=static_bytes), prepared.reserve
+        return self.known[batch]
 
 
 def _same_ops(one: Graph, other: Graph) -> bool:

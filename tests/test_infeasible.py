@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 
 import pytest
+from golden_text import assert_golden
 from hand_made import HAND_MADE, A
 from offload_plans import drawn_plan, with_links
 from strategies import random_problem
-from test_plan_text import PROBLEM
+from test_plan_text import PROBLEM, planned
 
-from actsolve.infeasible import bytes_at_peak, infeasible_budget, loaded_too_large
+from actsolve.errors import InfeasibleBudget
+from actsolve.graph import Graph, Kind, Op, Phase, Value
+from actsolve.infeasible import infeasible_budget, loaded_too_large, shortage_of
+from actsolve.peak import bytes_at_peak, loss_values, peak_of
 from actsolve.plan import Copies, Plan, Status
+from actsolve.planned import Attempt
 from actsolve.problem import Problem
 from actsolve.schedule import build_schedule
+from actsolve.settings import Settings
 from actsolve.simulate import Timeline, simulate
 from actsolve.static_memory import Reserve, StaticMemory
 
@@ -33,20 +40,66 @@ def test_the_kinds_add_up_at_every_step(seed: int) -> None:
             elsewhere = (-1,) * len(timeline.memory_bytes)
             there = replace(timeline, memory_bytes=(*elsewhere[:index], memory_bytes, *elsewhere[index + 1 :]))
             assert problem.static_bytes + sum(bytes_at_peak(there).values()) == memory_bytes == there.peak_bytes
+            largest = peak_of(there, StaticMemory(given=problem.static_bytes)).largest
+            assert [v.size_bytes for v in largest] == sorted((v.size_bytes for v in largest), reverse=True)
 
 
-def test_host_memory_is_named_where_it_would_help() -> None:
-    """Where large values are live at the peak that the op there does not read, and no link has been looked at."""
+def error_of(problem: Problem, static: StaticMemory, kept: frozenset[int], settings: Settings | None = None) -> InfeasibleBudget:
+    """The error where that plan is the one of the smallest peak."""
+    found = Plan("milp", kept)
+    peak_bytes = timeline_of(problem, found).peak_bytes
+    nothing = planned(found, problem)
+    attempt = Attempt(
+        target="hand-made",
+        problem=problem,
+        plan=Plan("milp", status=Status.INFEASIBLE),
+        keep_all=nothing.keep_all,
+        baselines=nothing.baselines,
+        static=static,
+    )
+    shortage = shortage_of(problem, static, Reserve(), (peak_bytes, found), settings or Settings())
+    return infeasible_budget(shortage, attempt)
 
-    def message(problem: Problem) -> str:
-        keep_all = Plan("keep_all", frozenset(HAND_MADE.decidable))
-        nothing = Plan("milp", status=Status.INFEASIBLE)
-        return str(infeasible_budget(problem, nothing, StaticMemory(given=7000), Reserve(), (50_000, keep_all), 60.0))
 
-    tight = replace(PROBLEM, budget_bytes=9000, min_offload_bytes=1)
-    assert "the smallest found to work; or offloading to host memory, with --h2d and --d2h, or a smaller batch" in message(tight)
-    for other in (with_links(tight), replace(tight, min_offload_bytes=1 << 20)):
-        assert "the smallest found to work; or a smaller batch" in message(other)
+EVERYTHING = frozenset(HAND_MADE.decidable)
+
+
+def test_the_whole_message() -> None:
+    """The text, and the same as JSON: the bytes by kind add up to the peak."""
+    static = StaticMemory(parameters=1024, buffers=128, inputs=4096, optimizer_state=2048, gradients=1024)
+    problem = replace(PROBLEM, budget_bytes=9000, static_bytes=static.total_bytes)
+    error = error_of(problem, static, EVERYTHING, Settings(grads="accumulate"))
+    content = error.attempt.as_json()
+    shown = {key: content[key] for key in ("smallest_budget_bytes", "peak", "remedies")}
+    assert_golden("infeasible.txt", f"{error}\n\n{json.dumps(shown, indent=1, allow_nan=False)}\n")
+    by_kind = dict(content["peak"]["bytes"])
+    static_kinds = by_kind.pop("static")
+    assert sum(static_kinds.values()) + sum(by_kind.values()) == content["peak"]["peak_bytes"] == error.smallest_bytes
+
+
+def test_the_values_of_a_loss() -> None:
+    """What its ops read and make, and casts of that, forward and backward; nothing that is given, and no other softmax."""
+    values = ("x", "h", "half", "logits", "log_p", "loss", "total", "g", "g_half", "gh")
+    graph = Graph(
+        (
+            Op("mm", "aten.mm.default", Phase.FORWARD, (0,), (1,)),
+            Op("softmax", "aten._softmax.default", Phase.FORWARD, (1,), (2,)),
+            Op("cast", "aten._to_copy.default", Phase.FORWARD, (2,), (3,)),
+            Op("ls", "aten._log_softmax.default", Phase.FORWARD, (3,), (4,)),
+            Op("nll", "aten.nll_loss_forward.default", Phase.FORWARD, (4, 0), (5, 6)),
+            Op("ls_b", "aten._log_softmax_backward_data.default", Phase.BACKWARD, (4,), (7,), replayable=False),
+            Op("cast_b", "aten._to_copy.default", Phase.BACKWARD, (7,), (8,), replayable=False),
+            Op("mm_b", "aten.mm.default", Phase.BACKWARD, (8,), (9,), replayable=False),
+        ),
+        tuple(
+            Value(n, 8, Kind.INPUT if n == "x" else Kind.ACTIVATION, producer=None if n == "x" else p)
+            for n, p in zip(values, (None, 0, 1, 2, 3, 4, 4, 5, 6, 7), strict=True)
+        ),
+        outputs=(5,),
+        gradients=(9,),
+    ).verify()
+    names = {graph.values[v].name for v in loss_values(graph)}
+    assert names == {"half", "logits", "log_p", "loss", "total", "g", "g_half"}
 
 
 def test_a_loaded_plan_that_takes_too_much_of_the_host() -> None:
