@@ -77,15 +77,26 @@ def test_a_plan_that_offloads_is_run_and_trained_with() -> None:
     flags = (*STEP, "--mem-budget", "100%", *LINK)
     found = done("optimize", *flags, "--run", "--out", "plan.json")
     assert found["measured"]["gradients"] == "bitwise"
-    assert any("emulated at the given speed" in note for note in found["notes"])
+    assert any("emulated at the planned speed" in note for note in found["notes"])
     trained = done("run", *STEP, "--plan", "plan.json", "--steps", "2")
     assert trained["d2h_bytes"] == trained["host_peak_bytes"] == found["predicted"]["d2h_bytes"] > 0
     text = called("run", *STEP, "--plan", "plan.json", "--steps", "1").stdout
     assert re.search(r"^host  +[\d.]+ KiB  [\d.]+ KiB out and [\d.]+ KiB back a step; predicted stalls", text, re.MULTILINE)
+    assert "\nnote: This machine has no link to a device: copies are emulated" in text
     slower = done("run", *STEP, "--plan", "plan.json", "--steps", "1", "--h2d", "10MB/s", "--d2h", "10MB/s")
     assert slower["predicted_stall_s"] > trained["predicted_stall_s"]
     message = refused("run", *STEP, "--plan", "plan.json", "--host-budget", "1KB", code=3)
     assert "the loaded plan does not fit 1000 B (1000 bytes) of host memory here" in message
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_plan_for_a_profile_that_runs_on_a_cpu_says_that_its_copies_are_emulated() -> None:
+    """Only where it runs: a plan alone is for the profile's own device."""
+    flags = (*STEP, "--mem-budget", "100%", *PROFILE, *LINK)
+    run = ("run", *STEP, *PROFILE, "--plan", "plan.json", "--steps", "1")
+    alone, there = done("optimize", *flags, "--out", "plan.json"), done("optimize", *flags, "--run")
+    for found, emulated in ((alone, False), (there, True), (done(*run), True), (done("compare", *flags, "--run"), True)):
+        assert any("copies are emulated" in note for note in found["notes"]) == emulated
 
 
 @pytest.mark.usefixtures("folder")
@@ -155,3 +166,5 @@ def test_a_plan_is_trained_with_one_thing_broken() -> None:
     assert broken["losses"] == planned["losses"] and broken["switch"] == "synchronous" and planned["switch"] is None
     assert broken["predicted_stall_s"] >= planned["predicted_stall_s"]
     assert "one of synchronous, late_out" in refused(*run, "--switch", "sideways")
+    twice = refused(*run, "--switch", "synchronous", "--switch", "late_out")
+    assert "one switch at a time" in twice and "'synchronous', 'late_out' are given" in twice

@@ -79,7 +79,7 @@ def test_after_the_deadline_the_best_so_far_is_taken() -> None:
 def test_what_would_help(target: tuple[str, ...], budget: str, hint: str) -> None:
     name, *overrides = target
     given_ = [word for override in overrides for word in ("--set", override)]
-    command = ["optimize", name, *given_, "--mem-budget", budget, "--hardware", "a100", "--reserve", "0"]
+    command = ["optimize", name, *given_, "--mem-budget", budget, "--hardware", "h200", "--reserve", "0", "--time-limit", "1"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 3, result.stderr
     assert re.search(hint, result.stderr), result.stderr

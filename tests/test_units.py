@@ -153,7 +153,7 @@ def test_speeds_that_are_read(text: str, speed: float) -> None:
     [
         ("", "it is not a number with a unit per second"),
         ("fast", "it is not a number with a unit per second"),
-        ("-5GB/s", "it is not a number with a unit per second"),
+        ("-5GB/s", "it is negative"),
         ("nan", "it is not a number with a unit per second"),
         ("25GB/h", "it is not a number with a unit per second"),
         ("25GB/", "it is not a number with a unit per second"),
@@ -209,3 +209,15 @@ def test_a_share_as_text_has_its_sign() -> None:
             parse_budget(text)
         assert raised.value.try_ is not None and try_ in raised.value.try_
     assert parse_budget("1.5GiB").size_bytes == 3 * 2**29
+
+
+@pytest.mark.parametrize("text", ["-1", "-3GB", " -.5KiB "])
+def test_a_negative_size_is_called_that(text: str) -> None:
+    with pytest.raises(UsageError, match=r"(?s)why    it is negative.*0 or more"):
+        parse_bytes(text, what="--host-budget")
+
+
+@pytest.mark.parametrize("text", ["-", "--1", "-x", "- 1 GB GB"])
+def test_what_is_no_number_is_not_called_negative(text: str) -> None:
+    with pytest.raises(UsageError, match="it is not a number with a unit"):
+        parse_bytes(text)
