@@ -15,7 +15,7 @@ from actsolve.errors import InfeasibleBudget, UsageError
 from actsolve.frontier import BaselinePoint, Frontier, Point, baseline_point, consistent, is_refuted, no_slower, spaced
 from actsolve.plan import Plan, Status
 from actsolve.planned import Attempt, Planned
-from actsolve.planners import BASELINES
+from actsolve.planners import BASELINES, QUICK
 from actsolve.planning import Listener, Prepared, planned_by, timeline_of, with_budget
 from actsolve.settings import Settings
 
@@ -162,7 +162,7 @@ class _Curve:
 
     def _baselines(self) -> dict[str, BaselinePoint]:
         found = {}
-        for name in BASELINES:
+        for name in QUICK:
             results = ((p.planned.baselines[name], p.planned.static.reserve) for p in self.points)
             found[name] = baseline_point(results, self.prepared[0].reserve)
         return {name: point for name, point in found.items() if point is not None}

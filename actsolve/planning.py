@@ -6,8 +6,10 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from actsolve.capture.captured import Captured
+from actsolve.capture.torch_partitioner import saved_by_torch
 from actsolve.check import check
 from actsolve.cost.hardware import profile
 from actsolve.cost.layout_check import capture_as_laid_out
@@ -26,7 +28,7 @@ from actsolve.plan import Plan
 from actsolve.plan_file import PlanFile, load_plan, offloaded_by
 from actsolve.plan_schedule import schedule_of
 from actsolve.planned import Attempt, BaselineResult, Planned
-from actsolve.planners import BASELINES, PLANNERS, PlannerOptions, Progress, plan, require_solver, smallest_budget
+from actsolve.planners import BASELINES, PLANNERS, QUICK, PlannerOptions, Progress, plan, require_solver, smallest_budget
 from actsolve.problem import Costs, Problem
 from actsolve.settings import Settings
 from actsolve.simulate import Timeline, simulate
@@ -83,6 +85,11 @@ class Prepared:
     links_source: str = ""
     notes: tuple[str, ...] = ()
     seeds: tuple[Plan, ...] = field(default=())
+
+    @cached_property
+    def baselines(self) -> dict[str, BaselineResult]:
+        """Every quick baseline, simulated: once, however many planners are compared."""
+        return baselines_of(self.problem)
 
 
 def plan_training_step(
@@ -272,11 +279,12 @@ def planned_by(
     """
     listener, planner = listener or Listener(), planner or settings.planner
     problem, static, reserve = prepared.problem, prepared.static, prepared.reserve
-    options = replace(settings.planner_options(listener.solving), seeds=prepared.seeds)
+    options = _options(prepared, settings, listener)
     listener.stage(f"planning by {planner}")
     found = plan(problem, planner, options)
     if planner in BASELINES and not found.found:
-        raise UsageError(f"the planner {planner} does not apply here", why=found.note, try_="--h2d and --d2h, or another planner")
+        try_ = "--h2d and --d2h, or another planner" if planner.startswith("offload") else "another planner"
+        raise UsageError(f"the planner {planner} does not apply here", why=found.note, try_=try_)
     if not found.found:
         listener.stage("searching for the smallest budget")
         unreserved = replace(problem, static_bytes=static.total_bytes - static.reserve)
@@ -301,10 +309,12 @@ def planned_by(
 
 def attempts(prepared: Prepared, settings: Settings, *, listener: Listener | None = None) -> dict[str, Attempt]:
     """Return what every planner makes of a step, by its name: a `Planned` where there is a plan, fitting or not."""
+    listener = listener or Listener()
     found: dict[str, Attempt] = {}
     for name in PLANNERS:
         if name in BASELINES:
-            baseline = plan(prepared.problem, name)
+            listener.stage(f"planning by {name}")
+            baseline = plan(prepared.problem, name, _options(prepared, settings, listener))
             found[name] = _attempt(prepared, baseline)
             if baseline.found:
                 found[name] = found[name].with_timeline(timeline_of(prepared.problem, baseline))
@@ -314,6 +324,11 @@ def attempts(prepared: Prepared, settings: Settings, *, listener: Listener | Non
         except InfeasibleBudget as error:
             found[name] = error.attempt
     return found
+
+
+def _options(prepared: Prepared, settings: Settings, listener: Listener) -> PlannerOptions:
+    options = settings.planner_options(listener.solving)
+    return replace(options, seeds=prepared.seeds, torch_saved=saved_by_torch(prepared.captured))
 
 
 def planned_from_file(
@@ -391,7 +406,7 @@ def _attempt(prepared: Prepared, found: Plan) -> Attempt:
         problem=problem,
         plan=found,
         keep_all=timeline_of(problem, plan(problem, "keep_all")),
-        baselines=baselines_of(problem),
+        baselines=prepared.baselines,
         static=prepared.static,
         capture_s=prepared.capture_s,
         cost_s=prepared.cost_s,
@@ -412,9 +427,9 @@ def timeline_of(problem: Problem, found: Plan) -> Timeline:
 
 
 def baselines_of(problem: Problem) -> dict[str, BaselineResult]:
-    """Return every baseline in the simulator, fitting or not."""
+    """Return every quick baseline in the simulator, fitting or not."""
     results = {}
-    for name in BASELINES:
+    for name in QUICK:
         found = plan(problem, name)
         results[name] = BaselineResult(timeline_of(problem, found) if found.found else None, found.note)
     return results

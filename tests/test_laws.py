@@ -16,6 +16,7 @@ from actsolve.check import check
 from actsolve.errors import ScheduleError
 from actsolve.plan import Plan, Status
 from actsolve.plan_file import load_plan, plan_file
+from actsolve.plan_schedule import schedule_of
 from actsolve.planners import BASELINES, PLANNERS, PlannerOptions, plan
 from actsolve.problem import Problem
 from actsolve.schedule import StepKind, build_schedule
@@ -37,7 +38,7 @@ def planned(name: str, seed: int) -> Plan:
 
 
 def timeline(problem: Problem, found: Plan) -> Timeline:
-    return simulate(problem, build_schedule(problem.graph, found.kept))
+    return simulate(problem, schedule_of(problem.graph, found))
 
 
 def fitting_baselines(problem: Problem, seed: int) -> list[Timeline]:

@@ -7,10 +7,12 @@ Written against torch 2.11 to 2.13 (`torch._functorch.aot_autograd`, the joint-g
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import gc
 import logging
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ import torch.fx.traceback
 from torch._functorch._aot_autograd import descriptors
 from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -52,6 +55,7 @@ __all__ = [
     "in_function_transform",
     "input_role",
     "leaked_tensors",
+    "partitioner_saves",
     "preserved_annotations",
     "storage_key",
 ]
@@ -410,6 +414,22 @@ def annotate(value: Any) -> None:
 def annotation(node: torch.fx.Node) -> Any | None:
     """Return what `annotate` attached to ``node``, or None."""
     return (node.meta.get("custom") or {}).get(_ANNOTATION)
+
+
+def partitioner_saves(joint: torch.fx.GraphModule, n_forward_outputs: int, memory_budget: float) -> list[str]:
+    """Return the names of the nodes that torch's min-cut partitioner saves for the backward; ``joint`` stays as it is.
+
+    Args:
+        joint: A joint forward and backward graph.
+        n_forward_outputs: How many of its outputs are the forward's.
+        memory_budget: Torch's ``activation_memory_budget``: 1 saves what is fastest, 0 only the inputs.
+    """
+    with torch._functorch.config.patch(activation_memory_budget=memory_budget), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        copied = torch.fx.GraphModule(joint, copy.deepcopy(joint.graph))
+        forward, _ = min_cut_rematerialization_partition(copied, (), num_fwd_outputs=n_forward_outputs)
+    (output,) = forward.graph.find_nodes(op="output")
+    return [node.name for node in output.args[0][n_forward_outputs:] if isinstance(node, torch.fx.Node)]
 
 
 def in_function_transform() -> bool:

@@ -8,6 +8,9 @@ from dataclasses import replace
 
 from actsolve.errors import UsageError
 from actsolve.plan import Plan
+from actsolve.planners.checkmate import checkmate
+from actsolve.planners.chen_greedy import chen_greedy
+from actsolve.planners.greedy import greedy
 from actsolve.planners.keep_all import keep_all
 from actsolve.planners.lp import Limits, LinearModel, solve
 from actsolve.planners.milp import milp
@@ -16,23 +19,38 @@ from actsolve.planners.offload_boundaries import offload_boundaries
 from actsolve.planners.offload_sync import offload_sync
 from actsolve.planners.options import PlannerOptions, Progress
 from actsolve.planners.per_layer import per_layer
+from actsolve.planners.rotor import rotor
+from actsolve.planners.selective import selective
 from actsolve.planners.smallest import smallest_budget
 from actsolve.planners.sqrt_l import sqrt_l
+from actsolve.planners.torch_budget import torch_budget
+from actsolve.planners.treeverse import treeverse
 from actsolve.problem import Problem
 
-__all__ = ["BASELINES", "PLANNERS", "PlannerOptions", "Progress", "plan", "require_solver", "smallest_budget"]
+__all__ = ["BASELINES", "PLANNERS", "QUICK", "PlannerOptions", "Progress", "plan", "require_solver", "smallest_budget"]
 
 PLANNERS: dict[str, Callable[[Problem, PlannerOptions], Plan]] = {
     "milp": milp,
     "keep_all": keep_all,
     "sqrt_l": sqrt_l,
     "per_layer": per_layer,
+    "chen_greedy": chen_greedy,
+    "selective": selective,
+    "greedy": greedy,
+    "treeverse": treeverse,
+    "rotor": rotor,
+    "checkmate": checkmate,
+    "torch_budget": torch_budget,
     "offload_all": offload_all,
     "offload_boundaries": offload_boundaries,
     "offload_sync": offload_sync,
 }
 
 BASELINES = tuple(name for name in PLANNERS if name != "milp")
+
+# Shown with every plan; the others take seconds on a large model, and are for `compare`.
+_SLOW = frozenset({"chen_greedy", "greedy", "treeverse", "rotor", "checkmate", "torch_budget"})
+QUICK = tuple(name for name in BASELINES if name not in _SLOW)
 
 
 def plan(problem: Problem, name: str = "milp", options: PlannerOptions | None = None) -> Plan:

@@ -13,7 +13,7 @@ Progress = Callable[[float, float | None, float | None], None]
 
 @dataclass(frozen=True)
 class PlannerOptions:
-    """Options of a planner; baselines ignore them.
+    """Options of a planner; most baselines ignore them.
 
     Attributes:
         gap: Stop when the plan's extra time is proven to be within this share of the least.
@@ -24,6 +24,7 @@ class PlannerOptions:
             when the budget is tight.
         progress: Called during the solve.
         seeds: Plans to start from, besides the baselines.
+        torch_saved: What PyTorch's own partitioner saves at a memory budget between 0 and 1; None where there is no traced model.
     """
 
     gap: float = 0.01
@@ -33,3 +34,4 @@ class PlannerOptions:
     window: int | None = None
     progress: Progress | None = None
     seeds: tuple[Plan, ...] = ()
+    torch_saved: Callable[[float], frozenset[int]] | None = None
