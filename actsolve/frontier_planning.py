@@ -15,14 +15,17 @@ from actsolve.errors import InfeasibleBudget, UsageError
 from actsolve.frontier import BaselinePoint, Frontier, Point, baseline_point, consistent, is_refuted, no_slower, spaced
 from actsolve.plan import Plan, Status
 from actsolve.planned import Attempt, Planned
-from actsolve.planners import BASELINES, QUICK
+from actsolve.planners import BASELINES
 from actsolve.planning import Listener, Prepared, planned_by, timeline_of, with_budget
 from actsolve.settings import Settings
 
 DEFAULT_POINTS = 12
 MAX_POINTS = 1000
 _SMALLEST = 0.1  # of the time limit, for the search for the smallest budget
+_ZERO_S = 1e-9
 _LEAST_S = 0.1  # for a solve, when there is no time left
+_FREE = 0.03  # of the time limit, where a plan without extra time is known: what is left to find is one that copies less
+_SOLVES = 0.93  # of the time limit: each solve overruns its share a little
 _ONCE = 0.8  # of the time limit: later no budget is planned for again; to close the last gaps is not worth all of it
 _WORTH_S = 2.0  # less is not worth another solve
 
@@ -72,7 +75,7 @@ class _Curve:
         self, prepared: Prepared, settings: Settings, n_points: int, listener: Listener, stop: Callable[[], bool]
     ) -> None:
         self.begin = time.perf_counter()
-        self.deadline = self.begin + settings.time_limit_s
+        self.deadline = self.begin + _SOLVES * settings.time_limit_s
         self.settings, self.listener, self.stop = settings, listener, stop
         brief = replace(settings, time_limit_s=_SMALLEST * settings.time_limit_s)
         smallest = with_budget(prepared, "min", brief, listener=listener)
@@ -115,8 +118,10 @@ class _Curve:
                 return
             left = max(1, len(self.prepared) - 1 - index)  # the last one keeps everything, which takes no time
             share_s = _LEAST_S if self.stop() else (self.deadline - time.perf_counter()) / left
-            point = self._point(prepared, seeds, share_s, index + 1)
             smaller = self.points[-1].planned if self.points else None
+            if smaller is not None and smaller.objective_s < _ZERO_S:
+                share_s = min(share_s, _FREE * self.settings.time_limit_s)
+            point = self._point(prepared, seeds, share_s, index + 1)
             self.points.append(replace(point, planned=no_slower(point.planned, smaller)))
             seeds = (self.points[-1].planned.plan,)
 
@@ -162,7 +167,7 @@ class _Curve:
 
     def _baselines(self) -> dict[str, BaselinePoint]:
         found = {}
-        for name in QUICK:
+        for name in self.points[0].planned.baselines:
             results = ((p.planned.baselines[name], p.planned.static.reserve) for p in self.points)
             found[name] = baseline_point(results, self.prepared[0].reserve)
         return {name: point for name, point in found.items() if point is not None}
