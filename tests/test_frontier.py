@@ -8,6 +8,7 @@ import random
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -58,7 +59,8 @@ NO_RESERVE = Reserve()
 def prepared(problem: Problem, reserve: Reserve = NO_RESERVE) -> Prepared:
     """The problem as a step that is captured and costed."""
     static = StaticMemory(parameters=problem.static_bytes)
-    return Prepared("a step", cast(Captured, None), problem, static, reserve, 0.0, 0.0, True)
+    captured = cast(Captured, SimpleNamespace(graph=problem.graph, value_of={}))  # what only PyTorch's own partitioner looks at
+    return Prepared("a step", captured, problem, static, reserve, 0.0, 0.0, True)
 
 
 def curve(problem: Problem = CHAIN, n_points: int = 5, reserve: Reserve = NO_RESERVE, **more: Any) -> Frontier:
