@@ -70,7 +70,7 @@ def with_remedies(attempt: Attempt, helps: Sequence[Remedy], *, time_limit_s: fl
     error = InfeasibleBudget(
         what,
         where=_where(peak),
-        why=f"the smallest peak found is {format_bytes(peak.size_bytes)}: {_listed(peak)}",
+        why="\n".join([f"the smallest peak found is {format_bytes(peak.size_bytes)}: {_listed(peak)}", *_largest(peak)]),
         try_="\n".join([smallest, *(f"or {remedy}" for remedy in helps)]),
         smallest_bytes=smallest_bytes,
     )
@@ -123,14 +123,19 @@ def _at(source: str) -> str:
 
 
 def _listed(peak: Peak) -> str:
-    """The bytes in use at the peak, by kind, and the largest values."""
+    """The bytes in use at the peak, by kind."""
     kinds = {kind.replace("_", " "): size for kind, size in peak.static.items() if size}
     inside = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in sorted(kinds.items(), key=lambda pair: -pair[1]))
     total = sum(kinds.values())
     parts = [f"static {format_bytes(total)}" + (f" ({inside})" if inside != f"given {format_bytes(total)}" else "")]
     parts += [f"{kind} {format_bytes(size)}" for kind, size in peak.live.items() if size >= _VISIBLE * peak.size_bytes]
-    largest = [_named(v) for v in peak.largest[:_MOST_VALUES] if v.size_bytes >= _VISIBLE * peak.size_bytes]
-    return "\n".join([" + ".join(parts), *(["largest: " + "\n         ".join(largest)] if largest else [])])
+    return " + ".join(parts)
+
+
+def _largest(peak: Peak) -> list[str]:
+    """The largest values at the peak, a line each."""
+    largest = [v for v in peak.largest[:_MOST_VALUES] if v.size_bytes >= _VISIBLE * peak.size_bytes]
+    return [f"{'largest:' if i == 0 else '':<8} {_named(v)}" for i, v in enumerate(largest)]
 
 
 def _named(value: LiveValue) -> str:

@@ -402,7 +402,9 @@ def test_an_impossible_budget_names_one_that_works() -> None:
     assert set(found) >= FIELDS and found["status"] == "infeasible" and found["predicted"] is None
     message = result.stderr
     assert re.search(r"InfeasibleBudget: no plan fits 97.66 KiB \(100000 bytes\)\n  where  \S+", message), message
-    assert re.search(r"\n  why    the smallest peak found is [\d.]+ [KM]iB: static [\d.]+ [KM]iB \+ ", message), message
+    assert re.search(r"\n  why    the smallest peak found is [\d.]+ [KM]iB: static [\d.]+ [KM]iB \(.+\) \+ ", message), message
+    by_kind = found["peak"]["bytes"]
+    assert sum(by_kind.pop("static").values()) + sum(by_kind.values()) == found["peak"]["peak_bytes"]
     smallest = re.search(r"--mem-budget (\d+) ", message)
     assert smallest is not None and int(smallest.group(1)) == found["smallest_budget_bytes"]
     again = done("optimize", *SMALL, "--mem-budget", smallest.group(1))
