@@ -111,9 +111,15 @@ def read_replays(graph: Graph, wanted: dict[int, list[int]], kept: frozenset[int
     return dict(reversed(found.items()))
 
 
-def chain_of(problem: Problem) -> Chain:
-    """Return the forward cut into at most `MAX_STAGES` stages; a single one where it is no chain."""
-    found = _saving(min(_chains(problem.graph), key=_least_bytes))
+def chain_of(problem: Problem, *, last_apart: bool = True) -> Chain:
+    """Return the forward cut into at most `MAX_STAGES` stages; a single one where it is no chain.
+
+    Args:
+        problem: What is planned for.
+        last_apart: Whether the last ops are a stage even where the backward reads nothing that they make: what comes into it can
+            then be dropped during its backward. Who counts stages, and not what they take, is better off without.
+    """
+    found = _saving(min(_chains(problem.graph), key=_least_bytes), last_apart=last_apart)
     return _merged(found, problem.costs.replay_seconds)
 
 
@@ -156,7 +162,7 @@ def _least_bytes(chain: Chain) -> int:
     return kept + max(stages, default=0)
 
 
-def _saving(chain: Chain) -> Chain:
+def _saving(chain: Chain, *, last_apart: bool) -> Chain:
     """Join each stage of which the backward reads nothing to the next one: between the two there is nothing to be gained."""
     readers, ops = chain.graph.backward_readers, chain.graph.ops
     cuts = [0]
@@ -164,7 +170,7 @@ def _saving(chain: Chain) -> Chain:
         if any(readers[v] for op in stage for v in ops[op].outputs):
             cuts.append(end)
     if cuts[-1] < chain.graph.n_forward:
-        cuts = [*cuts[:-1], chain.graph.n_forward] if len(cuts) > 1 else [0, chain.graph.n_forward]
+        cuts = [*(cuts if last_apart or len(cuts) == 1 else cuts[:-1]), chain.graph.n_forward]
     return Chain(chain.graph, tuple(cuts), chain.kept)
 
 

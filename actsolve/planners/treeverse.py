@@ -21,7 +21,7 @@ from actsolve.replays import saved_by
 
 def treeverse(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     """Return the best of the binomial plans of 1, 2, 3, ... snapshots."""
-    chain = chain_of(problem)
+    chain = chain_of(problem, last_apart=False)
     if chain.n_stages < 2:
         return Plan("treeverse", status=Status.UNKNOWN, note="the forward is no chain")
     plans = []
