@@ -26,7 +26,7 @@ _ZERO_S = 1e-9
 _LEAST_S = 0.1  # for a solve, when there is no time left
 _FREE = 0.03  # of the time limit, where a plan without extra time is known: what is left to find is one that copies less
 _SOLVES = 0.93  # of the time limit: each solve overruns its share a little
-_ONCE = 0.8  # of the time limit: later no budget is planned for again; to close the last gaps is not worth all of it
+_ONCE = 0.7  # of the time limit: later no budget is planned for again; to close the last gaps is not worth all of it
 _WORTH_S = 2.0  # less is not worth another solve
 
 
@@ -142,10 +142,14 @@ class _Curve:
             self.points[index] = self._better(before, again)
 
     def _better(self, before: Point, again: Point) -> Point:
-        """Return the better plan of two solves for one budget, and the larger of their bounds that this plan does not refute."""
+        """Return the better plan of two solves for one budget, and a bound that this plan does not refute: the later one's.
+
+        It had more time and so mostly wider windows. The larger of the two may be true of narrow ones only: at 73% on gpt-small
+        it was 1% above the plan of a third solve.
+        """
         planned = no_slower(again.planned, before.planned)
-        bounds = [b for b in (before.own_bound_s, again.own_bound_s) if not is_refuted(b, planned, self.settings.gap)]
-        bound_s = max((b for b in bounds if b is not None), default=None)
+        bounds = [b for b in (again.own_bound_s, before.own_bound_s) if not is_refuted(b, planned, self.settings.gap)]
+        bound_s = next((b for b in bounds if b is not None), None)
         return Point(planned, own_bound_s=bound_s, solve_s=before.solve_s + again.solve_s)
 
     def _stopped(self) -> bool:

@@ -1,9 +1,9 @@
 """Is the memory/time curve what solving each of its budgets alone gives, and does it take at most two minutes?
 
 The curve is drawn as `actsolve frontier` does, each budget seeded with its neighbours' plans and one time limit for all. Then
-each budget is solved anew without seeds. The two agree within their gaps where neither plan refutes the other's bound. Where the
-lone plan is faster all the same, by more than 1% of the extra time and 0.05% of the step, that is said. More budget must never
-cost time.
+each budget is solved anew without seeds. The two agree within their gaps where neither plan refutes the other's bound, by more
+than 1% of it and 0.05% of the step. Where the lone plan is faster by more than that all the same, it is said. More budget must
+never cost time.
 
 The curve need not be convex. A break is a budget whose extra time lies above the line between its neighbours'; it is proven
 where even its bound does.
@@ -93,14 +93,18 @@ def rows_of(name: str, options: argparse.Namespace) -> list[Row]:
 def against(point: Point, alone: Planned) -> Row:
     """Return what solving alone gives, and where the two do not agree."""
     ours, what = point.planned, []
-    allowed_s = max(MAX_GAP * alone.objective_s, MAX_STEP_GAP * alone.timeline.step_s)
+    allowed_s = _tolerance_s(alone.objective_s, alone)
     faster_s = ours.objective_s - alone.objective_s
     for bounded, other, whose in ((ours, alone, "the curve's"), (alone, ours, "the lone")):
-        if bounded.bound_s is not None and other.objective_s < bounded.bound_s * (1 - MAX_GAP) - _ZERO_S:
+        if bounded.bound_s is not None and other.objective_s < bounded.bound_s - _tolerance_s(bounded.bound_s, alone):
             what.append(f"{whose} bound of {bounded.bound_s:.3g} s is refuted by {other.objective_s:.3g} s")
     figures = {"overhead": alone.objective_s / alone.keep_all.step_s, "gap": alone.gap, "solve_s": alone.plan.solve_s}
     figures["faster_by"] = faster_s / ours.objective_s if faster_s > allowed_s else None
     return {"alone": figures, "missed": what}
+
+
+def _tolerance_s(seconds: float, planned: Planned) -> float:
+    return max(MAX_GAP * seconds, MAX_STEP_GAP * planned.timeline.step_s)
 
 
 def break_at(curve: Frontier, index: int) -> str:
