@@ -17,7 +17,7 @@ from actsolve.errors import ScheduleError
 from actsolve.plan import Plan, Status
 from actsolve.plan_file import load_plan, plan_file
 from actsolve.plan_schedule import schedule_of
-from actsolve.planners import BASELINES, PLANNERS, PlannerOptions, plan
+from actsolve.planners import PLANNERS, QUICK, PlannerOptions, plan
 from actsolve.problem import Problem
 from actsolve.schedule import StepKind, build_schedule
 from actsolve.simulate import Timeline, simulate
@@ -42,11 +42,12 @@ def timeline(problem: Problem, found: Plan) -> Timeline:
 
 
 def fitting_baselines(problem: Problem, seed: int) -> list[Timeline]:
-    timelines = [timeline(problem, p) for name in BASELINES if (p := planned(name, seed)).found]
+    timelines = [timeline(problem, p) for name in QUICK if (p := planned(name, seed)).found]
     return [t for t in timelines if t.fits]
 
 
-@pytest.mark.parametrize("name", [name for name in PLANNERS if not name.startswith("offload")])  # see test_laws_offload
+# Those that offload: see test_laws_offload; the others that are left out have nothing to do on these graphs.
+@pytest.mark.parametrize("name", [n for n in PLANNERS if not n.startswith("offload") and n not in ("selective", "torch_budget")])
 def test_the_checker_accepts_every_schedule_and_agrees_on_the_peak(name: str) -> None:
     n_found = n_replays = 0
     for seed in range(N_GRAPHS):

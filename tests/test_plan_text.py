@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +11,14 @@ from hand_made import HAND_MADE, OPS, A, S
 from offload_plans import HAND_MADE_COPIES, hand_made_plan, with_links
 
 from actsolve.links import Links
-from actsolve.plan import Copies, Plan, Status
+from actsolve.plan import Plan, Status
+from actsolve.plan_schedule import schedule_of
 from actsolve.planned import Attempt, BaselineResult, Planned
-from actsolve.planners import BASELINES, plan
+from actsolve.planners import BASELINES, QUICK, plan
 from actsolve.problem import Costs, Problem
 from actsolve.report.compare_text import compare_json, compare_text
 from actsolve.report.plan_text import plan_text
 from actsolve.report.run_text import run_text
-from actsolve.schedule import NO_COPIES, build_schedule
 from actsolve.simulate import Timeline, simulate
 from actsolve.static_memory import StaticMemory
 
@@ -39,16 +38,19 @@ MEASURED: dict[str, Any] = {
 }
 
 
-def timeline(problem: Problem, kept: frozenset[int], offloaded: Mapping[int, Copies] = NO_COPIES) -> Timeline:
-    return simulate(problem, build_schedule(problem.graph, kept, offloaded=offloaded))
+def timeline(problem: Problem, plan_: Plan) -> Timeline:
+    return simulate(problem, schedule_of(problem.graph, plan_))
 
 
 def planned(plan_: Plan, problem: Problem = PROBLEM, **fields: Any) -> Planned:
-    found = {name: plan(problem, name) for name in BASELINES}
-    baselines = {n: BaselineResult(timeline(problem, p.kept, p.offloaded) if p.found else None, p.note) for n, p in found.items()}
-    keep_all = timeline(problem, EVERYTHING)
-    attempt = Attempt(target="hand-made", problem=problem, plan=plan_, keep_all=keep_all, baselines=baselines, static=STATIC)
-    return replace(attempt.with_timeline(timeline(problem, plan_.kept, plan_.offloaded)), **fields)
+    return replace(attempted(plan_, problem).with_timeline(timeline(problem, plan_)), **fields)
+
+
+def attempted(plan_: Plan, problem: Problem = PROBLEM) -> Attempt:
+    found = {name: plan(problem, name) for name in QUICK}
+    baselines = {n: BaselineResult(timeline(problem, p) if p.found else None, p.note) for n, p in found.items()}
+    keep_all = timeline(problem, Plan("keep_all", EVERYTHING))
+    return Attempt(target="hand-made", problem=problem, plan=plan_, keep_all=keep_all, baselines=baselines, static=STATIC)
 
 
 def dropped(*names: str, **fields: Any) -> Plan:
@@ -61,13 +63,13 @@ def reports() -> dict[str, str]:
     proven = dropped("a", "d", status=Status.OPTIMAL, bound_s=0.00499, solve_s=1.25)
     rough = replace(COSTS, workspace_bytes=(0,) * len(OPS), source="roofline of abacus", unknown=tuple("abcdefg"))
     roomy = replace(PROBLEM, budget_bytes=10**6)
-    others = {name: planned(p) for name in BASELINES if (p := plan(PROBLEM, name)).found}
+    others = {name: planned(p) if (p := plan(PROBLEM, name)).found else attempted(p) for name in BASELINES}
     nothing: dict[str, Attempt] = {
         "milp": Attempt(
             target="hand-made",
             problem=replace(PROBLEM, budget_bytes=9000),
             plan=Plan("milp", status=Status.INFEASIBLE),
-            keep_all=timeline(PROBLEM, EVERYTHING),
+            keep_all=timeline(PROBLEM, Plan("keep_all", EVERYTHING)),
             baselines={},
             static=STATIC,
             smallest_bytes=20_000,

@@ -46,7 +46,7 @@ def names(graph: Graph, kept: frozenset[int]) -> list[str]:
 
 def test_an_unknown_planner_names_those_that_there_are() -> None:
     with pytest.raises(UsageError) as error:
-        plan(problem_of(chain(3)), "greedy")
+        plan(problem_of(chain(3)), "nobody")
     assert all(name in str(error.value) for name in PLANNERS)
 
 
@@ -55,7 +55,8 @@ def test_baselines_are_planners() -> None:
     for name in BASELINES:
         found = plan(problem_of(chain(9)), name)
         assert found.planner == name and found.bound_s is None
-        assert found.found == (not name.startswith("offload"))  # no link is known
+        applies = not name.startswith("offload") and name not in ("selective", "torch_budget")
+        assert found.found == applies  # no link is known, there is no attention, nothing was traced
         assert found.found or found.note
 
 

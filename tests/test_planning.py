@@ -195,7 +195,9 @@ def test_every_planner_has_its_say() -> None:
     found = attempts(prepare(a_step(), 0.8, FAST), FAST)
     assert list(found) == list(PLANNERS)
     assert found["milp"].fits and not found["keep_all"].fits
-    assert all(isinstance(a, Planned) for a in found.values())
+    for name, attempt in found.items():
+        assert isinstance(attempt, Planned) or (name in ("selective", "checkmate") or name.startswith("offload")), name
+        assert isinstance(attempt, Planned) or attempt.plan.note
     nothing = attempts(prepare(a_step(), 1000, FAST), FAST)
     assert not any(a.fits for a in nothing.values())
     assert not isinstance(nothing["milp"], Planned) and nothing["milp"].as_json()["predicted"] is None

@@ -59,7 +59,7 @@ def rotor(problem: Problem, options: PlannerOptions | None = None) -> Plan:
 def _plan(problem: Problem, chain: Chain, table: _Table, slots: int) -> Plan:
     replays = chain.replays(table.events(slots))
     skipping = sum(bool(chain.graph.forward_readers[v]) and v not in chain.graph.held for v in chain.kept)
-    notes = [f"{chain.n_stages} stages", f"keeps {skipping} values that skip stages" if skipping else "", pins_note(problem)]
+    notes = [f"stages: {chain.n_stages}", f"values that skip stages, kept: {skipping}" if skipping else "", pins_note(problem)]
     return Plan("rotor", saved_by(problem.graph, replays), replays=replays, note="; ".join(n for n in notes if n))
 
 

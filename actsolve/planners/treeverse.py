@@ -27,7 +27,7 @@ def treeverse(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     plans = []
     for n_snapshots in range(1, chain.n_stages):
         replays = chain.replays(binomial_events(chain.n_stages, n_snapshots))
-        note = f"{n_snapshots} snapshots of {chain.n_stages} stages"
+        note = f"stages: {chain.n_stages}, snapshots: {n_snapshots}"
         plans.append(Plan("treeverse", saved_by(problem.graph, replays), replays=replays, note=note))
     best = best_of(problem, plans)
     assert best is not None

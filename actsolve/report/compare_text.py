@@ -91,7 +91,7 @@ def _below(attempt: Attempt, other: Attempt | None) -> float | None:
 def _row(name: str, attempt: Attempt, found: Mapping[str, Attempt]) -> tuple[str, ...]:
     plan = attempt.plan
     if not isinstance(attempt, Planned):
-        return (name, "no", "-", "-", "-", *("-" for _ in _AGAINST), plan.status.value)
+        return (name, "no", "-", "-", "-", *("-" for _ in _AGAINST), shown(plan.note) or plan.status.value)
     step_s, base_s = attempt.timeline.step_s, attempt.keep_all.step_s
     saved = [_below(attempt, found.get(other)) if other != name else None for other in _AGAINST]
     proof = f"{plan.status.value}, gap {attempt.gap:.2%}, {format_seconds(plan.solve_s)}" if attempt.gap is not None else ""
