@@ -114,6 +114,19 @@ def test_a_curve_that_solving_alone_refutes_is_told(script: Any) -> None:
         assert len(against(curve, planned(objective_s, bound_s))["missed"]) == n_missed, objective_s
 
 
+def test_a_baseline_that_beats_ours_is_told(script: Any) -> None:
+    baselines = script("baselines")
+    ours, slower = {"fits": True, "extra": 0.1}, {"fits": True, "extra": 0.2}
+    nothing, faster = {"fits": False}, {"fits": True, "extra": 0.05}
+    assert baselines.missed({"milp": ours, "rotor": slower, "greedy": nothing}) == []
+    assert len(baselines.missed({"milp": ours, "rotor": faster, "greedy": slower})) == 1
+    assert len(baselines.missed({"milp": nothing, "rotor": faster, "greedy": slower, "sqrt_l": nothing})) == 2
+    rows = [{"planners": {"milp": ours, "rotor": slower}}, {"planners": {"milp": ours, "rotor": nothing}}]
+    savings = baselines.with_summary(rows)[-1]["savings"]
+    assert savings == {"rotor": {"mean": 0.5, "least": 0.5, "over": 1}}
+    assert baselines.cell("rotor", {"savings": savings}) == "50% of 1"
+
+
 def test_ops_that_run_twice_are_counted(script: Any) -> None:
     steps = [Step(StepKind.COMPUTE, op=0), Step(StepKind.FREE, value=0), Step(StepKind.COMPUTE, op=1)]
     ops_run_twice = script("keep_all_speed").ops_run_twice
