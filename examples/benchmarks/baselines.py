@@ -1,9 +1,9 @@
 """Is our plan ever slower than one that the field would use, and how much of their extra time does it save?
 
 Real sizes on fake tensors with a profile's costs. Per model, profile and budget every planner gets the same problem, and its
-plan is checked and judged by the same simulator. The extra time is that of replays (and stalls, with --links) as a share of the keep-all
-step; "-" where no plan fits or the planner does not apply. The saving against a baseline is the share of its extra time
-that ours does without; the mean is over the budgets that both fit.
+plan is checked and judged by the same simulator. The extra time is that of replays (and stalls, with --links) as a share of
+the keep-all step; "-" where no plan fits or the planner does not apply. The saving against a baseline is the share of its
+extra time that ours does without; the mean is over the budgets that both fit.
 
 Holds if no baseline that fits is faster than ours, and none fits where ours finds nothing.
 
