@@ -380,6 +380,8 @@ def test_torch_saves_no_more_with_a_smaller_memory_budget() -> None:
     assert not plan(problem, "torch_budget").found
     options = PlannerOptions(torch_saved=saved)
     assert plan(problem, "torch_budget", options).note == "activation_memory_budget 1"
+    hurried = plan(replace(problem, budget_bytes=1), "torch_budget", replace(options, time_limit_s=1e-9))
+    assert hurried.note == "activation_memory_budget 1; time is up"
     most = simulated(problem, keep_all(problem)).peak_bytes
     for share in (0.9, 0.6):
         limited = replace(problem, budget_bytes=int(share * most))

@@ -9,6 +9,9 @@ Source:
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 from actsolve.errors import ActsolveError
 from actsolve.plan import Plan, Status
 from actsolve.planners.best import best_of, simulated
@@ -23,13 +26,18 @@ MEMORY_BUDGETS = (1.0, 0.85, 0.7, 0.5, 0.3, 0.15, 0.0)
 def torch_budget(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     """Return the plan of the largest memory budget of PyTorch that fits; else the one of lowest peak.
 
-    One after the other, for the peak does not fall with the memory budget: where all is dropped, all is replayed at once.
+    One after the other, for the peak does not fall with the memory budget: where all is dropped, all is replayed at once. No
+    further one is tried once the time limit is over: on a large model each takes a minute.
     """
-    saved = options.torch_saved if options is not None else None
+    options = options or PlannerOptions()
+    saved = options.torch_saved
     if saved is None:
         return Plan("torch_budget", status=Status.UNKNOWN, note="needs the traced model")
-    plans = []
+    deadline = time.perf_counter() + options.time_limit_s
+    plans: list[Plan] = []
     for memory_budget in MEMORY_BUDGETS:
+        if plans and time.perf_counter() > deadline:
+            break
         try:
             kept = required(problem.graph, saved(memory_budget))
         except ActsolveError as error:
@@ -40,4 +48,4 @@ def torch_budget(problem: Problem, options: PlannerOptions | None = None) -> Pla
             return plans[-1]
     best = best_of(problem, plans)
     assert best is not None
-    return best
+    return best if len(plans) == len(MEMORY_BUDGETS) else replace(best, note=f"{best.note}; time is up")
