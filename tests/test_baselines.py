@@ -6,8 +6,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from functools import cache
-from itertools import combinations, product
-from types import SimpleNamespace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -20,20 +19,15 @@ from torch import Tensor, nn
 import models_zoo
 from actsolve.api import module_of
 from actsolve.capture.captured import capture
-from actsolve.capture.torch_partitioner import saved_by_torch
 from actsolve.check import check
 from actsolve.cost.hardware import profile
 from actsolve.cost.roofline import roofline_costs
-from actsolve.errors import CaptureError
-from actsolve.graph import Kind
-from actsolve.plan import Plan, Status
+from actsolve.plan import Plan
 from actsolve.plan_schedule import schedule_of
 from actsolve.planners import BASELINES, PLANNERS, QUICK, PlannerOptions, plan
 from actsolve.planners.chain import Chain, chain_of
 from actsolve.planners.keep_all import keep_all
-from actsolve.planners.selective import attention_core
-from actsolve.planners.torch_budget import MEMORY_BUDGETS
-from actsolve.planners.treeverse import binomial_events, least_advances
+from actsolve.planners.treeverse import binomial_events, least_advances, snapshot_counts
 from actsolve.planning import plan_training_step
 from actsolve.problem import Problem
 from actsolve.runtime.exactness import bitwise_equal
@@ -54,6 +48,11 @@ def small(seed: int) -> Problem:
 
 def simulated(problem: Problem, found: Plan) -> Timeline:
     return simulate(problem, schedule_of(problem.graph, found))
+
+
+def captured_problem(step: TrainingStep) -> Problem:
+    graph = capture(step).graph
+    return Problem(graph, roofline_costs(graph, profile("a100")), UNLIMITED)
 
 
 # -- all of them -------------------------------------------------------------------------------------------------------
@@ -135,6 +134,13 @@ def test_treeverse_runs_stages_as_often_as_the_binomial_formula_says() -> None:
         assert len(forward) == fewest(n_stages, n_snapshots) + n_stages
         assert [stage for is_forward, stage in events if not is_forward] == list(range(n_stages))[::-1]
     assert least_advances(10, 3) == 2 * 10 - math.comb(5, 1)  # Griewank and Walther: 10 = C(3 + 2, 3) steps at two repetitions
+
+
+def test_treeverse_tries_each_small_number_of_snapshots_and_ends_with_all() -> None:
+    for n_stages in (2, 5, 40, 150):
+        counts = snapshot_counts(n_stages)
+        assert counts[0] == 1 and counts[-1] == n_stages - 1 and counts == sorted(set(counts))
+        assert counts[:20] == list(range(1, min(21, n_stages))) and len(counts) < 80
 
 
 @pytest.mark.parametrize("name", ["treeverse", "rotor"])
@@ -224,177 +230,3 @@ def test_rotor_trains_bitwise_where_ops_run_again_and_again() -> None:
         loss.backward()
         gradients.append([p.grad.clone() for p in step.model.parameters() if p.grad is not None])
     assert len(gradients[0]) == 24 and all(map(bitwise_equal, *gradients))
-
-
-# -- checkmate ---------------------------------------------------------------------------------------------------------
-
-
-def test_checkmate_equals_brute_force() -> None:
-    """Over all that may be replayed before each backward op, in the order of the forward, and all that may stay."""
-    n_found = n_none = 0
-    for seed in range(60):
-        problem = random_problem(seed, n_forward=3 + seed % 2, odd=PLAIN)
-        found, least_s = plan(problem, "checkmate", EXACT), least_recompute_s(problem)
-        assert found.found == (least_s is not None), seed
-        if least_s is None:
-            n_none += 1
-            continue
-        n_found += 1
-        assert simulated(problem, found).recompute_s == pytest.approx(least_s, abs=1e-9), seed
-    assert n_found > 30 and n_none > 5
-
-
-def least_recompute_s(problem: Problem) -> float | None:
-    """Walk over stages with every set of values that may be there; of plain graphs only."""
-    graph, sizes = problem.graph, [v.size_bytes for v in problem.graph.values]
-    forward = range(graph.n_forward)
-    free = [v for v in graph.decidable if v not in graph.held]
-    room = problem.dynamic_budget_bytes
-    made_by = {v: graph.values[v].producer for v in range(len(graph.values))}
-    if sum(sizes[v] for v in graph.held) + problem.optimizer_bytes > room:
-        return None
-
-    def forward_fits(kept: frozenset[int]) -> bool:
-        for k in forward:
-            live = {
-                v
-                for op in graph.ops[: k + 1]
-                for v in op.outputs
-                if v in kept or v in graph.held or made_by[v] == k or graph.forward_readers[v][-1:] >= (k,)
-            }
-            if sum(sizes[v] for v in live) > room:
-                return False
-        return True
-
-    def backward_live(j: int, running: bool) -> int:
-        live = {v for v in graph.outputs if graph.is_forward_value[v]}
-        for b in range(graph.n_forward, j + running):
-            for v in graph.ops[b].outputs:
-                if v in graph.held or b == j or graph.backward_readers[v][-1:] >= (j,):
-                    live.add(v)
-        return sum(sizes[v] for v in live) + graph.given_bytes(Kind.TANGENT)
-
-    def stage_fits(j: int, there: frozenset[int], runs: tuple[int, ...], after: frozenset[int]) -> bool:
-        steps = [*runs, j]
-        for k, op in enumerate(steps):
-            live = 0
-            for v in free:
-                made = v in there or any(v in graph.ops[f].outputs for f in steps[: k + 1] if f != j)
-                wanted = v in after or any(v in graph.ops[f].inputs for f in steps[k:]) or v in graph.ops[op].outputs
-                live += sizes[v] * (made and wanted)
-            if live + backward_live(j, op == j) > room:
-                return False
-        return True
-
-    reached = {s: 0.0 for s in subsets(free) if forward_fits(s)}
-    for j in range(graph.n_forward, len(graph.ops)):
-        following: dict[frozenset[int], float] = {}
-        for there, cost in reached.items():
-            for runs in map(tuple, map(sorted, subsets([f for f in forward if made_again(graph.ops[f].outputs, there)]))):
-                have = there.union(*(graph.ops[f].outputs for f in runs)) | graph.held
-                so_far = [there.union(*(graph.ops[f].outputs for f in runs[:k])) | graph.held for k in range(len(runs))]
-                reads = [*zip(runs, so_far, strict=True), (j, have)]
-                if any(v not in s for op, s in reads for v in graph.ops[op].inputs if graph.is_forward_value[v]):
-                    continue
-                total = cost + sum(problem.costs.replay_seconds[f] for f in runs)
-                for after in subsets([v for v in have if v in free]):
-                    if total < following.get(after, math.inf) and stage_fits(j, there, runs, after):
-                        following[after] = total
-        reached = following
-    return min(reached.values(), default=None)
-
-
-def made_again(outputs: tuple[int, ...], there: frozenset[int]) -> bool:
-    return there.isdisjoint(outputs)
-
-
-def subsets(items: list[int]) -> list[frozenset[int]]:
-    return [frozenset(c) for n in range(len(items) + 1) for c in combinations(items, n)]
-
-
-def test_checkmate_is_for_small_graphs() -> None:
-    found = plan(problem_of(chain(200)), "checkmate")
-    assert found.status is Status.UNKNOWN and "400 ops" in found.note
-
-
-# -- selective, torch_budget -------------------------------------------------------------------------------------------
-
-
-class Attention(nn.Module):
-    """Unfused, with dropout, as people wrote it."""
-
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.qkv, self.out, self.dropout = nn.Linear(width, 3 * width), nn.Linear(width, width), nn.Dropout(0.1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).chunk(3, dim=-1)
-        scores = q @ k.transpose(1, 2) / 4.0
-        mask = torch.ones(x.shape[1], x.shape[1]).tril()
-        scores = scores.masked_fill(mask == 0, float("-inf"))
-        out: Tensor = self.out(self.dropout(torch.softmax(scores, dim=-1)) @ v)
-        return out
-
-
-def captured_problem(step: TrainingStep) -> Problem:
-    graph = capture(step).graph
-    return Problem(graph, roofline_costs(graph, profile("a100")), UNLIMITED)
-
-
-def test_selective_drops_the_core_of_attention_and_nothing_else() -> None:
-    problem = captured_problem(TrainingStep(Attention(), (torch.randn(2, 8, 16),), loss_fn=lambda y: y.sum()))
-    graph = problem.graph
-    targets = {graph.ops[op].target for op in attention_core(graph)}
-    core = {"bmm", "div", "masked_fill", "_softmax", "native_dropout"}
-    assert {t.split(".")[1] for t in targets} == core
-    dropped = plan(problem, "keep_all").kept - plan(problem, "selective").kept
-    producers = [graph.ops[p].target.split(".")[1] for v in dropped if (p := graph.values[v].producer) is not None]
-    assert sorted(producers) == ["_softmax", "native_dropout", "native_dropout"]
-    timeline = simulated(problem, plan(problem, "selective"))
-    ran_again = {graph.ops[s.op].target.split(".")[1] for s in timeline.schedule.steps if s.kind is StepKind.REPLAY and s.op}
-    assert ran_again == core
-
-
-def test_selective_has_nothing_to_do_where_attention_is_fused_or_absent() -> None:
-    class Fused(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.qkv = nn.Linear(16, 48)
-
-        def forward(self, x: Tensor) -> Tensor:
-            q, k, v = self.qkv(x).unsqueeze(1).chunk(3, dim=-1)
-            return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    fused = captured_problem(TrainingStep(Fused(), (torch.randn(2, 8, 16),), loss_fn=lambda y: y.sum()))
-    found = plan(fused, "selective")
-    assert not found.found and found.note == "attention is fused"
-    assert plan(problem_of(chain(4)), "selective").note == "there is no attention"
-
-
-def test_torch_saves_no_more_with_a_smaller_memory_budget() -> None:
-    step = models_zoo.get("conv-chain-mini")(layers=6)
-    captured = capture(step)
-    problem, saved = captured_problem(step), saved_by_torch(captured)
-    sizes = [sum(captured.graph.values[v].size_bytes for v in saved(budget)) for budget in MEMORY_BUDGETS]
-    assert sizes == sorted(sizes, reverse=True) and sizes[0] > 2 * sizes[-1] == 0
-    assert not plan(problem, "torch_budget").found
-    options = PlannerOptions(torch_saved=saved)
-    assert plan(problem, "torch_budget", options).note == "activation_memory_budget 1"
-    hurried = plan(replace(problem, budget_bytes=1), "torch_budget", replace(options, time_limit_s=1e-9))
-    assert hurried.note == "activation_memory_budget 1; time is up"
-    most = simulated(problem, keep_all(problem)).peak_bytes
-    for share in (0.9, 0.6):
-        limited = replace(problem, budget_bytes=int(share * most))
-        timeline = simulated(limited, plan(limited, "torch_budget", options))
-        assert check(replace(limited, budget_bytes=UNLIMITED), timeline.schedule) == timeline.peak_bytes
-
-
-def test_a_partitioner_that_fails_is_a_reason() -> None:
-    def fails(_: float) -> frozenset[int]:
-        raise CaptureError("PyTorch's partitioner fails on this step", why="it is odd")
-
-    found = plan(problem_of(chain(4)), "torch_budget", PlannerOptions(torch_saved=fails))
-    assert found.note == "PyTorch's partitioner fails on this step: it is odd"
-    broken: Any = SimpleNamespace(graph=chain(3), value_of={}, joint=SimpleNamespace(module=None), n_forward_outputs=1)
-    with pytest.raises(CaptureError, match="partitioner fails"):
-        saved_by_torch(broken)(0.5)

@@ -10,6 +10,8 @@ Source:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -24,6 +26,7 @@ from actsolve.replays import saved_by
 
 _SLOTS = 800
 _BEYOND = 1.5  # times the budget: what the program may be told at most
+_TRIED = 8  # numbers of slots, where none is known to fit, and beyond the most that do
 _ONLY_ONE = 0  # a choice: keep all that the first stage saves; else the stage before which to keep no more than its input
 
 
@@ -37,6 +40,9 @@ def rotor(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     table = _Table(memory, min(room, memory.most_bytes))
     if table.least_slots() is None:  # far from what fits: the plan of lowest peak
         table = _Table(memory, memory.most_bytes)
+    least = table.least_slots()
+    if least is None:
+        return Plan("rotor", status=Status.UNKNOWN, note="its dynamic program finds no plan")
     found: dict[int, tuple[Rank, Plan]] = {}
 
     def fits(slots: int) -> bool:
@@ -44,16 +50,23 @@ def rotor(problem: Problem, options: PlannerOptions | None = None) -> Plan:
         found[slots] = rank(simulated(problem, plan)), plan
         return not found[slots][0][0]
 
-    low, high = table.least_slots(), _SLOTS
-    if low is None:
-        return Plan("rotor", status=Status.UNKNOWN, note="its dynamic program finds no plan")
-    if not fits(high) and fits(low):
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        for slots in range(high, min(_SLOTS, high + 8)):  # what fits need not be monotone
-            fits(slots)
+    _search(fits, least)
     return min(found.values(), key=lambda pair: pair[0])[1]
+
+
+def _search(fits: Callable[[int], bool], low: int) -> None:
+    """Ask whether the plan of so many slots fits, up to about the most that do. What fits need not be monotone."""
+    high = _SLOTS
+    if fits(high):
+        return
+    if not fits(low):
+        step = max(1, (high - low) // _TRIED)
+        low = next((slots for slots in range(low + step, high, step) if fits(slots)), high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    for slots in range(high + 1, min(_SLOTS, high + _TRIED)):
+        fits(slots)
 
 
 def _plan(problem: Problem, chain: Chain, table: _Table, slots: int) -> Plan:

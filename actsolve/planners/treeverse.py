@@ -3,7 +3,7 @@
 Source:
     Griewank and Walther, Algorithm 799: revolve, ACM TOMS 26(1), 2000; Griewank, Achieving logarithmic growth of temporal and
     spatial complexity in reverse automatic differentiation, 1992 (treeverse). Stages (`chain`) count as equally long and
-    large there; every number of snapshots is tried, and the simulator, which knows better, chooses.
+    large there; many numbers of snapshots are tried, and the simulator, which knows better, chooses.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from actsolve.planners.options import PlannerOptions
 from actsolve.problem import Problem
 from actsolve.replays import saved_by
 
+_STEP = 1.05
+
 
 def treeverse(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     """Return the best of the binomial plans of 1, 2, 3, ... snapshots."""
@@ -25,7 +27,7 @@ def treeverse(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     if chain.n_stages < 2:
         return Plan("treeverse", status=Status.UNKNOWN, note="the forward is no chain")
     plans = []
-    for n_snapshots in range(1, chain.n_stages):
+    for n_snapshots in snapshot_counts(chain.n_stages):
         replays = chain.replays(binomial_events(chain.n_stages, n_snapshots))
         note = f"stages: {chain.n_stages}, snapshots: {n_snapshots}"
         plans.append(Plan("treeverse", saved_by(problem.graph, replays), replays=replays, note=note))
@@ -33,6 +35,14 @@ def treeverse(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     assert best is not None
     notes = "; ".join(note for note in (best.note, pins_note(problem)) if note)
     return Plan("treeverse", best.kept, replays=best.replays, note=notes)
+
+
+def snapshot_counts(n_stages: int) -> list[int]:
+    """Return the numbers of snapshots to try: every one of the few, and of many those that differ by some per cent."""
+    counts = [1]
+    while counts[-1] < n_stages - 1:
+        counts.append(min(n_stages - 1, max(counts[-1] + 1, int(counts[-1] * _STEP))))
+    return counts
 
 
 def least_advances(n_stages: int, n_snapshots: int) -> int:
