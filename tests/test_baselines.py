@@ -154,6 +154,15 @@ def test_an_even_chain_is_replayed_no_more_than_the_formula_says(name: str, leng
         assert timeline.recompute_s == least_advances(length - 1, snapshots) - (length - 2), snapshots
 
 
+@pytest.mark.parametrize("snapshots", [1, 3, 12])
+def test_rotor_meets_the_least_memory_of_a_long_chain(snapshots: int) -> None:
+    problem = replace(problem_of(chain(100)), budget_bytes=4 + snapshots)
+    timeline = simulated(problem, plan(problem, "rotor"))
+    assert timeline.fits and timeline.recompute_s == least_advances(99, snapshots) - 98
+    smaller = replace(problem, budget_bytes=4)
+    assert snapshots > 1 or not simulated(smaller, plan(smaller, "rotor")).fits
+
+
 def test_rotor_is_as_good_as_the_exact_program_on_small_uneven_chains() -> None:
     """Mostly: the exact program may also drop what was to be kept, and make it again (plans that are not persistent)."""
     n_same = n_tried = 0
