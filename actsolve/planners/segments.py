@@ -1,0 +1,348 @@
+"""A mixed-integer program over segments of the order, with memory rows only where they are asked for.
+
+The order of first runs is cut into *segments*. Per segment and node: is the node run again in it? Per segment and value: is the
+value live when it ends? A *moment* is a run at the end of a segment at which memory is counted, exactly: what is live afterwards,
+and what the run reads and makes. Within a segment all runs find each other's outputs, for memory is looked at only at its end.
+
+With every replayable node allowed in every segment, and moments at first runs only, each schedule with this order of first runs is a
+solution, whatever it runs again and however often: then the optimum is a *global* lower bound. With moments at replays, or nodes
+left out, it bounds the schedules that replay in the order of the nodes, from no further back than they are allowed to.
+
+Source:
+    Jain et al., Checkmate, MLSys 2020 (its R and S, here per segment and with rows on demand).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from actsolve.dag import Dag
+from actsolve.planners.lp import INFINITY, Array, LinearModel
+from actsolve.planners.sequence import Ints
+
+_SCALE = 1000.0  # the objective of running every node once more
+_PRICE = 30 * _SCALE  # of the whole budget once more
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When memory is counted: at the first run of ``node``, or while ``replay`` is run again for it."""
+
+    node: int
+    replay: int | None = None
+
+    @property
+    def at(self) -> tuple[int, float]:
+        return self.node, INFINITY if self.replay is None else self.replay
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Runs between two moments.
+
+    Attributes:
+        firsts: Nodes that run first in it.
+        again: Nodes that may run again in it.
+        moment: What ends it; None if memory is not counted at its end.
+        inner: Nodes that run again somewhere in it: at that time what is live throughout the segment is counted.
+    """
+
+    firsts: range
+    again: frozenset[int]
+    moment: Moment | None
+    inner: tuple[int, ...] = ()
+
+
+def ancestors(dag: Dag, node: int, width: int | None) -> set[int]:
+    """Return the replayable nodes that ``node`` is reached from over replayable nodes, the nearest ``width`` or a few more."""
+    found: set[int] = set()
+    ring = {dag.maker[v] for v in dag.reads[node]}
+    while ring and (width is None or len(found) < width):
+        ring = {u for u in ring if dag.replayable[u] and u not in found}
+        found |= ring
+        ring = {dag.maker[v] for u in ring for v in dag.replay_reads[u]}
+    return found
+
+
+def segments_of(
+    dag: Dag,
+    moments: Collection[Moment],
+    width: int | None,
+    *,
+    ordered: bool = True,
+    also: Mapping[int, Collection[int]] = MappingProxyType({}),
+) -> list[Segment]:
+    """Cut the order after every moment.
+
+    Args:
+        dag: What is ordered.
+        moments: When memory is counted.
+        width: How many of its nearest ancestors may run again for a node; None for all.
+        ordered: Replays for one node come in the order of the nodes, so that there are segments between them. Otherwise in any
+            order: they are one segment, with that node, and what is counted at a replay is only what is live throughout.
+        also: Per node, others that may run again for it.
+    """
+    of_node: dict[int, list[Moment]] = {}
+    for moment in sorted(moments, key=lambda m: m.at):
+        of_node.setdefault(moment.node, []).append(moment)
+    found: list[Segment] = []
+    start, again = 0, set[int]()
+    for node in range(dag.n_nodes):
+        allowed = ancestors(dag, node, width) if node >= dag.replay_from else set[int]()
+        allowed.update(also.get(node, ()))
+        inner = [m.replay for m in of_node.get(node, ()) if m.replay is not None]
+        last = next((m for m in of_node.get(node, ()) if m.replay is None), None)
+        if inner and start < node:
+            found.append(Segment(range(start, node), frozenset(again), None))
+            start, again = node, set()
+        for replay in inner if ordered else ():
+            before = {u for u in allowed if u <= replay}
+            found.append(Segment(range(node, node), frozenset(before), Moment(node, replay)))
+            allowed -= before
+        again |= allowed
+        if last or inner or node == dag.n_nodes - 1:
+            found.append(Segment(range(start, node + 1), frozenset(again), last, () if ordered else tuple(inner)))
+            start, again = node + 1, set()
+    return found
+
+
+class SegmentModel:
+    """The program over some segments."""
+
+    def __init__(self, dag: Dag, segments: Sequence[Segment], *, elastic: bool = False) -> None:
+        """``elastic``: the budget may be exceeded, at a price: so there is a solution to start from."""
+        self.dag, self.segments = dag, segments
+        self._elastic = elastic
+        self.model = LinearModel()
+        self.scale = max(sum(dag.time), 1e-300) / _SCALE
+        self._first_in = [0] * dag.n_nodes
+        for index, segment in enumerate(segments):
+            for node in segment.firsts:
+                self._first_in[node] = index
+        self.again: dict[tuple[int, int], int] = {}
+        for index, segment in enumerate(segments):
+            for node in sorted(segment.again):
+                if self._first_in[node] < index:
+                    self.again[node, index] = self.model.column(dag.time[node] / self.scale, integer=True)
+        self._events = self._events_of_values()
+        self.over: dict[int, int] = {}  # segment -> by what share of the budget its moment exceeds it
+        self.live: dict[tuple[int, int], int] = {}  # (value, k): it is live from its k-th event to its next
+        for value, events in enumerate(self._events):
+            for k in range(len(events) - 1):
+                lower = 1.0 if value in dag.held else 0.0
+                self.live[value, k] = self.model.column(0.0, lower, integer=True)
+        self._write_rows()
+
+    def _events_of_values(self) -> list[list[int]]:
+        """Per value: the segments in which it may be made or read, ascending; what is held has one more, after the last."""
+        events: list[set[int]] = [set() for _ in self.dag.sizes]
+        for node in range(self.dag.n_nodes):
+            for value in (*self.dag.reads[node], *self.dag.makes[node]):
+                events[value].add(self._first_in[node])
+        for node, segment in self.again:
+            for value in (*self.dag.replay_reads[node], *self.dag.makes[node]):
+                events[value].add(segment)
+        for value in self.dag.held:
+            events[value].add(len(self.segments))
+        return [sorted(e) for e in events]
+
+    def _entering(self, value: int, segment: int) -> int | None:
+        """The column that says whether ``value`` is live when ``segment`` begins."""
+        return self.live.get((value, bisect_left(self._events[value], segment) - 1))
+
+    def _leaving(self, value: int, segment: int) -> int | None:
+        return self._entering(value, segment + 1)
+
+    def _write_rows(self) -> None:
+        for value, events in enumerate(self._events):
+            for k, segment in enumerate(events[:-1]):
+                made = self._made_in(value, segment)
+                if k > 0 and made != _ALWAYS and value not in self.dag.held:
+                    before = self.live[value, k - 1]
+                    self._at_most(self.live[value, k], [before] if made is None else [before, made])
+        for index, segment in enumerate(self.segments):
+            for node in segment.firsts:
+                for value in self.dag.reads[node]:
+                    self._needs(None, value, index)
+            if segment.moment is not None:
+                self._memory_row(index, segment.moment)
+            for node in segment.inner:
+                self._inner_row(index, node)
+        for (node, index), column in self.again.items():
+            for value in self.dag.replay_reads[node]:
+                self._needs(column, value, index)
+
+    def _made_in(self, value: int, segment: int) -> int | None:
+        """The column that says whether ``value`` is made in ``segment``; `_ALWAYS` if it is in any case."""
+        maker = self.dag.maker[value]
+        if self._first_in[maker] == segment:
+            return _ALWAYS
+        return self.again.get((maker, segment))
+
+    def _needs(self, column: int | None, value: int, segment: int) -> None:
+        """A run in ``segment`` finds ``value``: it was live before, or is made there."""
+        made, before = self._made_in(value, segment), self._entering(value, segment)
+        if made == _ALWAYS:
+            return
+        sources = [c for c in (made, before) if c is not None]
+        if column is None:
+            self.model.row(1.0, INFINITY, sources, [1.0] * len(sources))
+        else:
+            self._at_most(column, sources)
+
+    def _at_most(self, column: int, others: list[int]) -> None:
+        self.model.row(-INFINITY, 0.0, [column, *others], [1.0] + [-1.0] * len(others))
+
+    def _memory_row(self, index: int, moment: Moment) -> None:
+        dag, again = self.dag, moment.replay is not None
+        node = moment.node if moment.replay is None else moment.replay
+        reads = dag.replay_reads[node] if again else dag.reads[node]
+        resident = dag.replay_resident if again else dag.resident[node]
+        own = {*reads, *dag.makes[node]}
+        run_bytes = sum(dag.sizes[v] for v in own) + dag.workspace[node]
+        columns: list[int] = []
+        bytes_: list[float] = []
+        for value in self._possible(index):
+            if value not in own and dag.sizes[value]:
+                column = self._leaving(value, index)
+                if column is not None:
+                    columns.append(column)
+                    bytes_.append(dag.sizes[value])
+        room = float(dag.budget_bytes - resident)
+        run = self.again.get((node, index)) if again else None
+        if again:
+            if run is None:
+                return
+            columns.append(run)
+            bytes_.append(run_bytes)
+        else:
+            room -= run_bytes
+        shared = dag.in_place[node]
+        if shared is not None and shared[0] not in dag.held:
+            columns.append(self._in_place(shared[0], index, run))
+            bytes_.append(-dag.sizes[shared[0]])
+        unit = max(1.0, float(dag.budget_bytes))
+        if self._elastic:
+            self.over[index] = self.model.column(_PRICE, upper=INFINITY)
+            columns.append(self.over[index])
+            bytes_.append(-unit)
+        self.model.row(-INFINITY, room / unit, columns, [b / unit for b in bytes_])
+
+    def _inner_row(self, index: int, node: int) -> None:
+        """Memory while ``node`` runs again at any time in a segment: what it takes, and what is live throughout."""
+        dag, run = self.dag, self.again.get((node, index))
+        if run is None:
+            return
+        own = {*dag.replay_reads[node], *dag.makes[node]}
+        last = self.segments[index].firsts[-1]
+        run_bytes = sum(dag.sizes[v] for v in own) + dag.workspace[node]
+        if (shared := dag.in_place[node]) is not None:
+            run_bytes -= dag.sizes[shared[0]]
+        columns, bytes_ = [run], [float(run_bytes)]
+        for value in self._possible(index):
+            if value in own or not dag.sizes[value] or self._first_in[dag.maker[value]] == index:
+                continue
+            column = self._throughout(value, index, needed=value in dag.reads[last])
+            if column is not None:
+                columns.append(column)
+                bytes_.append(dag.sizes[value])
+        unit = max(1.0, float(dag.budget_bytes))
+        self.model.row(-INFINITY, (dag.budget_bytes - dag.replay_resident) / unit, columns, [b / unit for b in bytes_])
+
+    def _throughout(self, value: int, index: int, *, needed: bool) -> int | None:
+        """The column that says whether ``value`` is live during all of a segment: at its end, or ``needed`` there, and not remade."""
+        made, leaving = self.again.get((self.dag.maker[value], index)), self._leaving(value, index)
+        if made is None:
+            return self._entering(value, index) if needed else leaving
+        column = self.model.column()
+        if needed:
+            self.model.row(1.0, INFINITY, [column, made], [1.0, 1.0])
+        elif leaving is None:
+            return None
+        else:
+            self._at_most(leaving, [column, made])
+        return column
+
+    def _in_place(self, source: int, index: int, run: int | None) -> int:
+        """The column that says whether the run at the end of a segment overwrites ``source``."""
+        column = self.model.column()
+        after = self._leaving(source, index)
+        if after is not None:
+            self.model.row(-INFINITY, 1.0, [column, after], [1.0, 1.0])
+        if run is not None:
+            self._at_most(column, [run])
+        return column
+
+    def _possible(self, index: int) -> Iterable[int]:
+        """Values that may be live when a segment ends."""
+        return (v for v, events in enumerate(self._events) if events and events[0] <= index < events[-1])
+
+    def columns_of(self, value: int) -> Iterable[tuple[int, int, int]]:
+        """Yield (column, first, last): the column says whether ``value`` is live from the end of one segment to another's start."""
+        events = self._events[value]
+        return ((self.live[value, k], events[k], events[k + 1]) for k in range(len(events) - 1))
+
+    def spans(self) -> Ints:
+        """Return, per column, the first and the last segment that it belongs to; all of them for other columns."""
+        found = np.zeros((self.model.n_columns, 2), dtype=np.int64)
+        found[:, 1] = len(self.segments)
+        for (_, segment), column in self.again.items():
+            found[column] = segment, segment
+        for value in range(len(self._events)):
+            for column, first, last in self.columns_of(value):
+                found[column] = first, last - 1
+        return found
+
+    def live_after(self, x: Array) -> list[set[int]]:
+        """Return, per segment, the values that are live when it ends."""
+        found: list[set[int]] = [set() for _ in self.segments]
+        for value in range(len(self._events)):
+            for column, first, last in self.columns_of(value):
+                if x[column] > 0.5:
+                    for index in range(first, last):
+                        found[index].add(value)
+        return found
+
+
+_ALWAYS = -1
+
+
+def decoded(dag: Dag, segments: Sequence[Segment], live_after: Sequence[Collection[int]]) -> list[int]:
+    """Return the sequence in which each node runs again just when it is needed, given what is live between segments.
+
+    Within a segment, replays for one first run, and those for its end, come in the order of the nodes.
+    """
+    sequence: list[int] = []
+    available: set[int] = set()
+    for segment, after in zip(segments, live_after, strict=True):
+        moment = segment.moment
+        for node in segment.firsts:
+            wanted = list(dag.reads[node])
+            if node == segment.firsts[-1]:
+                wanted += [v for v in after if v not in dag.makes[node] and dag.maker[v] < node]
+            _make(dag, wanted, available, sequence)
+            sequence.append(node)
+            available.update(dag.makes[node])
+        if moment is not None and moment.replay is not None:
+            _make(dag, after, available, sequence)
+        available.intersection_update(after)
+    return sequence
+
+
+def _make(dag: Dag, wanted: Iterable[int], available: set[int], sequence: list[int]) -> None:
+    """Append what has to run again so that all ``wanted`` values are available."""
+    nodes: set[int] = set()
+    stack = [v for v in wanted if v not in available]
+    while stack:
+        node = dag.maker[stack.pop()]
+        if node not in nodes:
+            nodes.add(node)
+            stack += [v for v in dag.replay_reads[node] if v not in available]
+    for node in sorted(nodes):
+        sequence.append(node)
+        available.update(dag.makes[node])
