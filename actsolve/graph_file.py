@@ -103,7 +103,15 @@ def load_graph(path: str | os.PathLike[str]) -> tuple[Graph, Costs | None]:
     Raises:
         FileFormatError: the file cannot be read or is malformed, or its graph breaks an invariant.
     """
-    file = read_model(path, GraphFile, what=_WHAT, format_name=FORMAT)
+    return graph_of_file(path, read_model(path, GraphFile, what=_WHAT, format_name=FORMAT))
+
+
+def graph_of_file(path: str | os.PathLike[str], file: GraphFile) -> tuple[Graph, Costs | None]:
+    """Return the graph of a file that has been read from ``path``, and its costs.
+
+    Raises:
+        FileFormatError: the graph breaks an invariant.
+    """
     producer = {value: index for index, op in enumerate(file.ops) for value in op.outputs}
     values = tuple(Value(producer=producer.get(index), **v.__dict__) for index, v in enumerate(file.values))
     ops = tuple(Op(**op.__dict__) for op in file.ops)

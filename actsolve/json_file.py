@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
@@ -132,16 +133,25 @@ def read_model(path: str | os.PathLike[str], model: type[Model], *, what: str, f
         FileFormatError: as `read_json`; or it is of another format or version; or a field is missing,
             unknown, of the wrong type or out of range.
     """
+    return read_one_of(path, {format_name: model}, what=what)
+
+
+def read_one_of(path: str | os.PathLike[str], models: Mapping[str, type[Model]], *, what: str) -> Model:
+    """Return the content of a file whose ``format`` field is one of ``models``, as that model.
+
+    Raises:
+        FileFormatError: as `read_model`.
+    """
     data, text = read_json(path, what=what)
     found = data.get("format") if isinstance(data, dict) else None
     del data  # the text is parsed once more, into the model: a large file need not be there three times
-    if found != format_name:
-        why = f"its format is {shown(repr(found))}, not '{format_name}'" if found is not None else "it has no field 'format'"
-        raise FileFormatError(
-            f"cannot read the {what}", where=shown(path), why=why, try_=f"a file of format {format_name}, or a newer actsolve"
-        )
+    if not isinstance(found, str) or found not in models:
+        known = " or ".join(map(repr, models))
+        why = f"its format is {shown(repr(found))}, not {known}" if found is not None else "it has no field 'format'"
+        try_ = f"a file of format {' or '.join(models)}, or a newer actsolve"
+        raise FileFormatError(f"cannot read the {what}", where=shown(path), why=why, try_=try_)
     try:
-        return model.model_validate_json(text)
+        return models[found].model_validate_json(text)
     except ValidationError as error:
         raise FileFormatError(
             f"cannot read the {what}", where=shown(path), why=first_problem(error), try_=f"write the {what} again"

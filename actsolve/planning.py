@@ -12,8 +12,9 @@ from actsolve.capture.captured import Captured
 from actsolve.capture.torch_partitioner import saved_by_torch
 from actsolve.check import check
 from actsolve.cost.hardware import profile
+from actsolve.cost.known_links import LinkSpeed
 from actsolve.cost.layout_check import capture_as_laid_out
-from actsolve.cost.link_speed import EMULATED, LinkSpeed, host_budget_of, links_of
+from actsolve.cost.link_speed import EMULATED, host_budget_of, links_of
 from actsolve.cost.measure import measure_costs
 from actsolve.cost.optimizers import optimizer_memory
 from actsolve.cost.roofline import roofline_costs

@@ -1,48 +1,28 @@
-"""What optimizers keep and what their step allocates, for those known by name, and for an instance at hand.
-
-Per element of a parameter, in the parameter's dtype, as torch.optim keeps it; and per parameter one float32 step counter where
-there is one. Temporaries are those of the default implementation: on a CPU a loop over the parameters in their order, whose
-variables still hold a temporary of the parameter before; on CUDA the foreach one, which works on all of them at once.
-"""
+"""What optimizers keep and what their step allocates: of those known by name (`optimizer_kinds`), and of an instance at hand."""
 
 from __future__ import annotations
 
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from itertools import chain, pairwise
-from typing import Any, NoReturn
+from itertools import chain
+from typing import Any
 
 import torch
 
-from actsolve.errors import UsageError
+from actsolve.cost.optimizer_kinds import optimizer_memory_of
 from actsolve.runtime.memory_events import measure_peak
 from actsolve.static_memory import OptimizerMemory
 
-
-@dataclass(frozen=True)
-class _Kind:
-    state: int  # copies of a parameter that stay
-    loop: int  # copies alive at once in the step, of the parameter at hand
-    carried: int  # and of the parameter before it
-    foreach: int  # copies alive at once of all parameters, where the step works on all at once
-    counts_steps: bool
-    make: Callable[..., torch.optim.Optimizer] | None
-
-
-_KINDS = {
-    "none": _Kind(0, 0, 0, 0, False, None),
-    "sgd": _Kind(0, 0, 0, 0, False, torch.optim.SGD),
-    "sgd-momentum": _Kind(1, 0, 0, 0, False, partial(torch.optim.SGD, momentum=0.9)),
-    "adam": _Kind(2, 2, 1, 1, True, torch.optim.Adam),
-    "adamw": _Kind(2, 2, 1, 1, True, torch.optim.AdamW),
-    "adagrad": _Kind(1, 1, 1, 1, True, torch.optim.Adagrad),
-    "rmsprop": _Kind(1, 1, 1, 1, True, torch.optim.RMSprop),
+_MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "sgd-momentum": partial(torch.optim.SGD, momentum=0.9),
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adagrad": torch.optim.Adagrad,
+    "rmsprop": torch.optim.RMSprop,
 }
-_STEP_BYTES = 4
-_SCALAR_BYTES = 12  # Python numbers that kernels wrap in tensors beside the other temporaries
 _PROBE_ELEMENTS = 2**20  # 4 MiB of parameters, in which an unknown optimizer is tried
 
 
@@ -59,18 +39,8 @@ def optimizer_memory(optimizer: str | torch.optim.Optimizer, parameters: Sequenc
     """
     if isinstance(optimizer, torch.optim.Optimizer):
         return _of_instance(optimizer)
-    kind = _KINDS.get(optimizer.lower())
-    if kind is None:
-        _unknown(optimizer)
     sizes = [p.numel() * p.element_size() for p in parameters]
-    on_cpu = all(p.device.type in ("cpu", "meta") for p in parameters)
-    if on_cpu:
-        temporary = max((kind.loop * size + kind.carried * before for before, size in pairwise([0, *sizes])), default=0)
-    else:
-        temporary = kind.foreach * sum(sizes)
-    temporary += _SCALAR_BYTES if kind.state and sizes else 0
-    state = kind.state * sum(sizes) + (_STEP_BYTES * len(sizes) if kind.counts_steps else 0)
-    return OptimizerMemory(state, temporary, optimizer.lower())
+    return optimizer_memory_of(optimizer, sizes, loops=all(p.device.type in ("cpu", "meta") for p in parameters))
 
 
 def new_optimizer(name: str, parameters: list[torch.nn.Parameter], lr: float = 1e-3) -> torch.optim.Optimizer | None:
@@ -79,14 +49,9 @@ def new_optimizer(name: str, parameters: list[torch.nn.Parameter], lr: float = 1
     Raises:
         UsageError: an unknown name.
     """
-    if name.lower() not in _KINDS:
-        _unknown(name)
-    make = _KINDS[name.lower()].make
+    optimizer_memory_of(name, (), loops=True)
+    make = _MAKERS.get(name.lower())
     return None if make is None else make(parameters, lr=lr)
-
-
-def _unknown(name: str) -> NoReturn:
-    raise UsageError(f"no optimizer is called {name!r}", try_="one of " + ", ".join(_KINDS) + ", or --static-bytes")
 
 
 def _of_instance(optimizer: torch.optim.Optimizer) -> OptimizerMemory:
