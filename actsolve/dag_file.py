@@ -50,15 +50,17 @@ def load_dag(path: str | os.PathLike[str]) -> tuple[str, Dag]:
     return _dag_of_file(path, read_model(path, DagFile, what=_WHAT, format_name=FORMAT))
 
 
-def load_any(path: str | os.PathLike[str]) -> tuple[str, Dag] | tuple[Graph, Costs | None]:
-    """Return what a graph file of either format holds: as `load_dag`, or as `actsolve.graph_file.load_graph`.
+def load_any(path: str | os.PathLike[str]) -> tuple[str, Dag | tuple[Graph, Costs | None]]:
+    """Return the name of the graph in a file of either format, and what `load_dag` or `graph_file.load_graph` return of it.
 
     Raises:
         FileFormatError: as these two.
     """
     models: dict[str, type[DagFile] | type[GraphFile]] = {FORMAT: DagFile, GRAPH_FORMAT: GraphFile}
     file = read_one_of(path, models, what=_WHAT)
-    return graph_of_file(path, file) if isinstance(file, GraphFile) else _dag_of_file(path, file)
+    if isinstance(file, DagFile):
+        return _dag_of_file(path, file)
+    return file.name or _stem(path), graph_of_file(path, file)
 
 
 def _dag_of_file(path: str | os.PathLike[str], file: DagFile) -> tuple[str, Dag]:
@@ -77,8 +79,12 @@ def _dag_of_file(path: str | os.PathLike[str], file: DagFile) -> tuple[str, Dag]
             _refuse(path, f"{edge}, which stands there twice")
         seen.add((producer, consumer))
         reads[consumer].append(producer)
-    name = file.name or shown(Path(path).stem)
-    return name, general_dag(sizes, tuple(map(tuple, reads)), tuple(node.time for node in file.nodes), 0)
+    times = tuple(node.time for node in file.nodes)
+    return file.name or _stem(path), general_dag(sizes, tuple(map(tuple, reads)), times, 0)
+
+
+def _stem(path: str | os.PathLike[str]) -> str:
+    return shown(Path(path).stem)
 
 
 def _refuse(path: str | os.PathLike[str], why: str) -> NoReturn:

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from actsolve.cli.compare import compare
 from actsolve.cli.frontier import frontier
 from actsolve.cli.optimize import optimize
+from actsolve.cli.plan import plan
 from actsolve.cli.run import run
 from actsolve.cli.session import Session
 from actsolve.cli.trace import trace
@@ -72,6 +73,7 @@ app.command()(trace)
 app.command()(optimize)
 app.command()(compare)
 app.command()(frontier)
+app.command()(plan)
 app.command()(run)
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TextIO
 
 import typer
@@ -59,15 +59,21 @@ class Session:
         """Say how many op signatures have been measured."""
         self._detail(f"measured {done} of {total} ops")
 
-    def solving(self, elapsed_s: float, incumbent_s: float | None, bound_s: float | None) -> None:
+    def solving(
+        self,
+        elapsed_s: float,
+        incumbent_s: float | None,
+        bound_s: float | None,
+        as_text: Callable[[float], str] = format_seconds,
+    ) -> None:
         """Say how a solve goes: the best plan so far, what is proven, and the gap between them."""
         if incumbent_s is None:
             found = "no plan yet"
         elif bound_s is None:
-            found = f"{format_seconds(incumbent_s)} extra"
+            found = f"{as_text(incumbent_s)} extra"
         else:
             gap = (incumbent_s - bound_s) / incumbent_s if incumbent_s > 0 else 0.0
-            found = f"{format_seconds(incumbent_s)} extra, bound {format_seconds(max(0.0, bound_s))}, gap {max(0.0, gap):.1%}"
+            found = f"{as_text(incumbent_s)} extra, bound {as_text(max(0.0, bound_s))}, gap {max(0.0, gap):.1%}"
         self._detail(f"{elapsed_s:.1f} s, {found} (Ctrl-C takes the best so far)")
 
     def _detail(self, detail: str) -> None:

@@ -1,0 +1,294 @@
+"""From the graph of a training step, as a file holds it, to a plan: without the model, and without torch.
+
+What only the model knows is taken from the graph: all its parameters are trained, each counts for the optimizer by its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from actsolve.check import check
+from actsolve.cost.hardware import profile
+from actsolve.cost.known_links import Known, LinkSpeed, chosen_links, known_of_profile
+from actsolve.cost.optimizer_kinds import optimizer_memory_of
+from actsolve.cost.roofline import roofline_costs
+from actsolve.errors import InfeasibleBudget, UsageError
+from actsolve.graph import Graph, Kind
+from actsolve.graph_file import FORMAT
+from actsolve.graph_plan import GraphPlan, proved
+from actsolve.peak import peak_of
+from actsolve.plan import Plan, Status
+from actsolve.plan_schedule import schedule_of
+from actsolve.planned import Attempt, BaselineResult, Planned
+from actsolve.planners import QUICK, PlannerOptions, plan, smallest_budget
+from actsolve.problem import Costs, Problem
+from actsolve.schedule import StepKind
+from actsolve.simulate import Timeline, simulate
+from actsolve.static_memory import Reserve, StaticMemory, parse_budget, static_memory
+from actsolve.units import format_bytes
+
+_UNLIMITED = 1 << 62
+_GPU_RESERVE = 0.05  # of the budget, as `optimize` has it for a profile
+_NO_LINK = Known(missing="Nothing is offloaded: a graph file has no link; --h2d and --d2h give one, or --hardware.")
+
+
+@dataclass(frozen=True)
+class GraphTask:
+    """A graph of a training step to be planned for.
+
+    Attributes:
+        name: What it is called.
+        graph: The step.
+        costs: What its ops cost, if the file says it.
+        options: How to plan.
+        planner: Its name.
+        hardware: A profile, whose costs count in place of the file's.
+        optimizer: Its name.
+        static_bytes: Stands for all static memory if given.
+        reserve_bytes: Left free; None is 5% of the budget where costs are those of a profile.
+        h2d: Bytes per second from host to device, if given.
+        d2h: Bytes per second from device to host, if given.
+        host_budget_bytes: Cap on what is offloaded; None for no cap.
+        stage: Called with what is being done.
+    """
+
+    name: str
+    graph: Graph
+    costs: Costs | None
+    options: PlannerOptions
+    planner: str = "milp"
+    hardware: str | None = None
+    optimizer: str = "adamw"
+    static_bytes: int | None = None
+    reserve_bytes: int | None = None
+    h2d: float | None = None
+    d2h: float | None = None
+    host_budget_bytes: int | None = None
+    stage: Callable[[str], None] = lambda _: None
+
+    def known_costs(self) -> Costs:
+        """Return what the ops cost.
+
+        Raises:
+            UsageError: neither the file nor a profile says it.
+        """
+        if self.hardware == "auto":
+            raise UsageError("ops cannot be measured here", where="--hardware auto", why="a file has none to run", try_="a100")
+        if self.hardware is not None:
+            return roofline_costs(self.graph, profile(self.hardware))
+        if self.costs is None:
+            raise UsageError(
+                "what the ops cost is not known",
+                where=self.name,
+                why="the file holds no costs, and no hardware is named",
+                try_="--hardware a100, or another profile; or actsolve trace --hardware ... --out, which writes costs",
+            )
+        return self.costs
+
+    def links(self) -> LinkSpeed:
+        """Return how fast copies to the host are; none where nothing is said of it."""
+        hardware = self.hardware
+        known = (lambda: _NO_LINK) if hardware is None else (lambda: known_of_profile(hardware))
+        tells = hardware is not None or self.host_budget_bytes is not None
+        host = self.host_budget_bytes
+        return chosen_links(known, h2d=self.h2d, d2h=self.d2h, host_budget_bytes=host, tells=tells)
+
+    def reserve(self, costs: Costs) -> Reserve:
+        """Return what is to be left free for the allocator."""
+        if self.static_bytes is not None:
+            return Reserve()
+        if self.reserve_bytes is not None:
+            return Reserve(size_bytes=self.reserve_bytes)
+        return Reserve(share=_GPU_RESERVE if costs.source.startswith("roofline") else 0.0)
+
+
+def plan_graph_within(task: GraphTask, mem_budget: str) -> Planned:
+    """Return the plan of a training step within a budget, simulated and checked.
+
+    Args:
+        task: The graph, and how to plan.
+        mem_budget: Bytes, a share of what keeping everything needs above static, or ``min``.
+
+    Raises:
+        UsageError: an argument cannot be used; the costs are not known; or the planner does not apply.
+        InfeasibleBudget: no plan fits, or none was found.
+        SolverError: the solver asked for is missing or fails.
+    """
+    start = _prepared(task, mem_budget)
+    options = replace(task.options, seeds=start.seeds)
+    task.stage(f"planning by {task.planner}")
+    found = plan(start.problem, task.planner, options)
+    if not found.found and task.planner != "milp":
+        raise UsageError(f"the planner {task.planner} does not apply here", why=found.note, try_="another planner")
+    if not found.found:
+        task.stage("searching for the smallest budget")
+        smallest = _smallest(start, options)
+        if smallest[0] > start.problem.budget_bytes:
+            raise _nothing_fits(start.attempt(found), smallest, task)
+        task.stage(f"planning by {task.planner} from the smallest plan")
+        found = plan(start.problem, task.planner, replace(options, seeds=(smallest[1],)))
+        if not found.found:
+            raise _nothing_fits(start.attempt(found), smallest, task)
+    timeline = _timeline(start.problem, found)
+    if not timeline.fits:
+        raise _too_large(start.attempt(found), timeline, task)
+    check(start.problem, timeline.schedule)
+    return start.attempt(found).with_timeline(timeline)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """All but a plan."""
+
+    task: GraphTask
+    problem: Problem
+    static: StaticMemory
+    reserve: Reserve
+    link: LinkSpeed
+    seeds: tuple[Plan, ...] = ()
+
+    def attempt(self, found: Plan) -> Attempt:
+        problem = self.problem
+        plans = {name: plan(problem, name) for name in QUICK}
+        return Attempt(
+            target=self.task.name,
+            problem=problem,
+            plan=found,
+            keep_all=_timeline(problem, plans["keep_all"]),
+            baselines={n: BaselineResult(_timeline(problem, p) if p.found else None, p.note) for n, p in plans.items()},
+            static=self.static,
+            links_source=self.link.source,
+            notes=(self.link.note,) if self.link.note else (),
+        )
+
+
+def _prepared(task: GraphTask, mem_budget: str) -> _Start:
+    budget = parse_budget(mem_budget)
+    graph, costs, link = task.graph, task.known_costs(), task.links()
+    parameters = [v.size_bytes for v in graph.values if v.kind is Kind.PARAMETER]
+    memory = optimizer_memory_of(task.optimizer, parameters, loops=True)
+    static = static_memory(graph, memory, given_bytes=task.static_bytes)
+    host = None if link.links is None else task.host_budget_bytes
+    problem = Problem(
+        graph, costs, _UNLIMITED, static.total_bytes, memory.temporary_bytes, links=link.links, host_budget_bytes=host
+    )
+    start = _Start(task, problem, static, task.reserve(costs), link)
+    if budget.is_smallest:
+        task.stage("searching for the smallest budget")
+        size_bytes, found = _smallest(start, task.options)
+        start = replace(start, seeds=(found,))
+    elif budget.size_bytes is not None:
+        size_bytes = budget.size_bytes
+    else:
+        keep_all = _timeline(problem, plan(problem, "keep_all")).peak_bytes
+        size_bytes = start.reserve.budget_for(budget.resolve(static.total_bytes, keep_all))
+    static = replace(static, reserve=start.reserve.of(size_bytes))
+    return replace(start, static=static, problem=replace(problem, budget_bytes=size_bytes, static_bytes=static.total_bytes))
+
+
+def _smallest(start: _Start, options: PlannerOptions) -> tuple[int, Plan]:
+    """Return the smallest budget found, the reserve included, and its plan; links never raise it."""
+    problem = replace(start.problem, static_bytes=start.static.total_bytes - start.static.reserve)
+    options = replace(options, seeds=())
+    if problem.links is not None and problem.host_budget_bytes is not None:
+        _, recomputing = smallest_budget(replace(problem, links=None, host_budget_bytes=None), options)
+        options = replace(options, seeds=(recomputing,))
+    size_bytes, found = smallest_budget(problem, options)
+    return start.reserve.budget_for(size_bytes), found
+
+
+def _timeline(problem: Problem, found: Plan) -> Timeline:
+    return simulate(problem, schedule_of(problem.graph, found))
+
+
+def _nothing_fits(attempt: Attempt, smallest: tuple[int, Plan], task: GraphTask) -> InfeasibleBudget:
+    """The error where the planner found nothing, with the smallest budget that a plan was found for."""
+    size_bytes, found = smallest
+    proven = attempt.plan.status is Status.INFEASIBLE
+    limit_s = task.options.time_limit_s
+    return _infeasible(
+        replace(attempt, smallest_bytes=size_bytes, smallest_plan=found),
+        _timeline(replace(attempt.problem, budget_bytes=size_bytes), found),
+        "no plan fits {}" if proven else f"no plan was found for {{}} in {limit_s:g} s",
+        "the smallest peak found is",
+        f"--mem-budget {size_bytes} ({format_bytes(size_bytes)}), the smallest found to work",
+    )
+
+
+def _too_large(attempt: Attempt, timeline: Timeline, task: GraphTask) -> InfeasibleBudget:
+    """The error for a baseline, which looks at no budget, whose plan does not fit."""
+    what, try_ = f"the plan of {task.planner} does not fit {{}}", "--planner milp, which looks for one that does"
+    return _infeasible(attempt, timeline, what, "its peak is", try_)
+
+
+def _infeasible(attempt: Attempt, timeline: Timeline, what: str, peak_is: str, try_: str) -> InfeasibleBudget:
+    peak, budget = peak_of(timeline, attempt.static), attempt.problem.budget_bytes
+    static, live = format_bytes(attempt.static.total_bytes), format_bytes(peak.size_bytes - attempt.static.total_bytes)
+    error = InfeasibleBudget(
+        what.format(f"{format_bytes(budget)} ({budget} bytes)"),
+        where=peak.target + (f" at {peak.source}" if peak.source else ""),
+        why=f"{peak_is} {format_bytes(peak.size_bytes)}: static {static} + {live} live",
+        try_=try_,
+        smallest_bytes=attempt.smallest_bytes,
+    )
+    error.attempt = graph_plan_of(replace(attempt, peak=peak))
+    return error
+
+
+def graph_plan_of(attempt: Attempt, gap: float = 0.01) -> GraphPlan:
+    """Return what ``actsolve plan`` says of a plan, or of an attempt that found none.
+
+    The bound is global where the plan has one of that kind, else that of the planner's class of plans.
+    """
+    base_s = attempt.keep_all.step_s
+    found = GraphPlan(
+        graph=attempt.target,
+        format=FORMAT,
+        status=attempt.plan.status,
+        base_time=base_s,
+        lower_bound_kind="plan class",
+        budget_bytes=attempt.problem.budget_bytes,
+        peak_bytes_in_order=attempt.keep_all.peak_bytes,
+        planner=attempt.plan.planner,
+        solve_s=attempt.plan.solve_s,
+        smallest_budget_bytes=attempt.smallest_bytes,
+        notes=attempt.notes,
+    )
+    if not isinstance(attempt, Planned):
+        return replace(found, status=found.status if not attempt.plan.found else Status.UNKNOWN)
+    bound_s: float | None = attempt.bound_s
+    global_s: float | None = getattr(attempt.plan, "global_bound_s", None)
+    if global_s is not None:
+        bound_s = min(max(0.0, global_s), attempt.objective_s)
+    status = found.status
+    if bound_s is not None and proved(gap, attempt.objective_s, bound_s, base_s) is Status.OPTIMAL:
+        status = Status.OPTIMAL
+    return replace(
+        found,
+        status=status,
+        objective=base_s + attempt.objective_s,
+        lower_bound=None if bound_s is None else base_s + bound_s,
+        lower_bound_kind="global" if global_s is not None else "plan class",
+        peak_bytes=attempt.timeline.peak_bytes,
+        schedule=tuple(s.op for s in attempt.schedule.steps if s.kind in _RUNS and s.op is not None),
+        copies=_copies(attempt),
+    )
+
+
+_RUNS = (StepKind.COMPUTE, StepKind.REPLAY)
+
+
+def _copies(planned: Planned) -> tuple[dict[str, int | str], ...]:
+    """What is offloaded: when its device memory is freed, and when its copy back is queued, before these ops."""
+    values = planned.graph.values
+    return tuple(
+        {
+            "value": v,
+            "name": values[v].name,
+            "size_bytes": values[v].size_bytes,
+            "free_at": copies.free_at,
+            "back_at": copies.back_at,
+        }
+        for v, copies in sorted(planned.plan.offloaded.items())
+    )
