@@ -18,7 +18,7 @@ from typing import Any
 from actsolve.check import check
 from actsolve.plan import Status
 from actsolve.planned import BaselineResult, Planned
-from actsolve.planners.milp import STEP_GAP
+from actsolve.planners.one_pass import STEP_GAP
 from actsolve.simulate import simulate
 from actsolve.static_memory import Reserve
 

@@ -15,8 +15,8 @@ from actsolve.errors import ScheduleError, UsageError
 from actsolve.plan import Status
 from actsolve.planners import PlannerOptions, plan, smallest_budget
 from actsolve.planners.lp import LinearModel
-from actsolve.planners.milp import build
 from actsolve.planners.milp_rows import Columns, start_from
+from actsolve.planners.model import build
 from actsolve.planners.required import replayed
 from actsolve.planners.windows import windows
 from actsolve.problem import Problem

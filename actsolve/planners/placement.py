@@ -76,10 +76,19 @@ class _Runs:
         costs = problem.costs
         seconds = [costs.replay_seconds[i] if kind is StepKind.REPLAY else costs.seconds[i] for kind, i in self.runs]
         self.start_s = np.concatenate(([0.0], np.cumsum(seconds)))
+        self.ops_start = np.unique([self.first_at(time) for time in range(len(self.runs))])
 
     def first_at(self, time: int) -> int:
         """The first run of the op that run ``time`` belongs to: copies are queued before its replays."""
         return self.starts[self.anchor[time]]
+
+    def earliest_with(self, room: npt.NDArray[np.int64], size: int, earliest: int, stop: int) -> int:
+        """The first run of an op, that of ``earliest`` or later, from which on there is room for ``size`` up to ``stop``."""
+        if stop <= earliest:
+            return stop
+        begin = self.first_at(earliest)
+        full = np.flatnonzero(room[begin:stop] < size)
+        return int(self.ops_start[np.searchsorted(self.ops_start, begin + full[-1], side="right")]) if len(full) else begin
 
     def room(self) -> npt.NDArray[np.int64]:
         """Per run: bytes left beside all that must be there, offloaded values only while they are read."""
@@ -106,12 +115,7 @@ def _returns(problem: Problem, runs: _Runs, room: npt.NDArray[np.int64]) -> dict
         for v in order:
             stop = back_at.get(v, runs.first_at(runs.spans[v].first_backward))
             earliest = max(previous, int(np.searchsorted(runs.start_s, wanted_s[v], side="right")) - 1)
-            begin = stop
-            while begin > earliest:
-                before = runs.first_at(begin - 1)
-                if before < previous or room[before:begin].min() < size[v]:
-                    break
-                begin = before
+            begin = runs.earliest_with(room, size[v], earliest, stop)
             room[begin:stop] -= size[v]
             back_at[v] = previous = begin
     return back_at

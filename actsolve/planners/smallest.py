@@ -11,8 +11,9 @@ from actsolve.planners.improve import Candidate, candidate
 from actsolve.planners.keep_all import keep_all
 from actsolve.planners.lifetimes import write_memory_rows
 from actsolve.planners.lp import INFINITY, Limits, solve
-from actsolve.planners.milp import check_pins, decided, memory_unit
+from actsolve.planners.milp import check_pins
 from actsolve.planners.milp_rows import decision_columns, start_from
+from actsolve.planners.model import decided, memory_unit
 from actsolve.planners.moments import MemoryRows
 from actsolve.planners.offload_all import offload_all
 from actsolve.planners.offload_boundaries import offload_boundaries
