@@ -18,6 +18,7 @@ from strategies import random_training_graph
 
 from actsolve import json_file
 from actsolve.cost.hardware import profile
+from actsolve.dag_file import load_any, load_dag
 from actsolve.errors import FileFormatError
 from actsolve.graph_file import load_graph, save_graph
 from actsolve.plan_file import load_plan
@@ -88,7 +89,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("load", [load_plan, load_graph])
+@pytest.mark.parametrize("load", [load_plan, load_graph, load_dag, load_any])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_json(tmp_path: Path, name: str, load: Callable[[Path], object]) -> None:
     content, expected = HOSTILE[name]
@@ -239,7 +240,7 @@ def test_an_absurd_size_is_refused_before_reading(tmp_path: Path) -> None:
     assert "it is larger than 512 MiB" in message_of(lambda: load_plan(path), path)
 
 
-@pytest.mark.parametrize("load", [load_plan, load_graph, profile])
+@pytest.mark.parametrize("load", [load_plan, load_graph, load_dag, profile])
 def test_what_is_no_regular_file_is_refused_before_reading(tmp_path: Path, load: Callable[[str], object]) -> None:
     """A pipe that nobody writes to would be waited for; a device may never end."""
     pipe = str(tmp_path / "pipe.json")
@@ -260,5 +261,5 @@ def test_what_is_no_regular_file_is_refused_before_reading(tmp_path: Path, load:
 def test_any_json_is_refused_with_a_message(tmp_path: Path, data: Any) -> None:
     path = tmp_path / "any.json"
     path.write_text(json.dumps(data))
-    for load in (load_plan, load_graph):
+    for load in (load_plan, load_graph, load_dag):
         message_of(lambda: load(path), path)  # noqa: B023

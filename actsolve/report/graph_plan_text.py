@@ -30,12 +30,9 @@ def _headline(plan: GraphPlan, dag: Dag) -> str:
     again = plan.runs_again()
     if not again:
         return f"{shown(plan.graph)} fits {format_bytes(plan.budget_bytes)} as it is: nothing runs again"
-    nodes = "1 node runs" if len(again) == 1 else f"{len(again)} nodes run"
+    nodes = f"{len(again)} of {dag.n_nodes} nodes {'runs' if len(again) == 1 else 'run'} again"
     runs = f"{again.total()} more run{'s' if again.total() > 1 else ''}"
-    return (
-        f"{shown(plan.graph)} within {format_bytes(plan.budget_bytes)}: {nodes} again of {dag.n_nodes}, {runs} in all, "
-        f"{plan.overhead:.3%} more time"
-    )
+    return f"{shown(plan.graph)} within {format_bytes(plan.budget_bytes)}: {nodes}, {runs} in all, {plan.overhead:.3%} more time"
 
 
 def _memory(plan: GraphPlan) -> list[str]:
