@@ -142,6 +142,12 @@ class Planned(Attempt):
         return None if self.plan.bound_s is None else min(max(0.0, self.plan.bound_s), self.objective_s)
 
     @cached_property
+    def global_bound_s(self) -> float | None:
+        """The lower bound on `objective_s` of every schedule with the same first runs; no more than it."""
+        bound = self.plan.global_bound_s
+        return None if bound is None else min(max(0.0, bound), self.objective_s)
+
+    @cached_property
     def gap(self) -> float | None:
         """Share of the extra time that is not proven to be needed."""
         if self.bound_s is None:
@@ -182,6 +188,7 @@ class Planned(Attempt):
             "bound_s": self.bound_s,
             "gap": self.gap,
             "step_gap": self.step_gap,
+            "global_bound_s": self.global_bound_s,
             "predicted": self._predicted().model_dump(),
             "decisions": self.decision_totals(),
         }
@@ -198,6 +205,7 @@ class Planned(Attempt):
             objective_s=self.objective_s,
             gap=self.gap,
             step_gap=self.step_gap,
+            global_bound_s=self.global_bound_s,
             predicted=self._predicted(),
             keep_all=KeepAll(peak_bytes=self.keep_all.peak_bytes, step_s=self.keep_all.step_s),
             baselines={name: _baseline(result) for name, result in self.baselines.items()},

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from actsolve.errors import UsageError
 from actsolve.plan import Plan
+from actsolve.planners.certified import certified
 from actsolve.planners.checkmate import checkmate
 from actsolve.planners.chen_greedy import chen_greedy
 from actsolve.planners.greedy import greedy
 from actsolve.planners.keep_all import keep_all
 from actsolve.planners.lp import Limits, LinearModel, solve
-from actsolve.planners.milp import milp
 from actsolve.planners.offload_all import offload_all
 from actsolve.planners.offload_boundaries import offload_boundaries
 from actsolve.planners.offload_sync import offload_sync
@@ -30,7 +30,7 @@ from actsolve.problem import Problem
 __all__ = ["BASELINES", "PLANNERS", "QUICK", "PlannerOptions", "Progress", "plan", "require_solver", "smallest_budget"]
 
 PLANNERS: dict[str, Callable[[Problem, PlannerOptions], Plan]] = {
-    "milp": milp,
+    "milp": certified,
     "keep_all": keep_all,
     "sqrt_l": sqrt_l,
     "per_layer": per_layer,

@@ -2,16 +2,15 @@
 
 Three ways, each on what the others left:
 
-- *whole*: the program over all segments, with moments added where its schedule is over the budget, until it fits. Its optimum is
-  that of its class. Where all nodes may run again anywhere and memory is counted at first runs only, its bound is global.
-- *around*: the same program with all but a stretch of segments fixed to the best schedule so far. It is elastic: as long as nothing
-  fits, it lessens what is over the budget.
-- *global*: the program that bounds every schedule, with as many moments as time allows.
+- *prove*: the program that bounds every schedule, with memory counted at a few moments at first, and at more where its schedule does
+  not fit. Mostly that ends with a schedule that fits, and meets the bound.
+- *whole*: the same for schedules that replay in the order of the nodes and not from too far back, memory counted exactly.
+- *around*: that program with all but a stretch of segments fixed to the best schedule so far. It is elastic: as long as nothing fits, it
+  lessens what is over the budget.
 """
 
 from __future__ import annotations
 
-import random
 import time
 from dataclasses import dataclass
 
@@ -22,14 +21,13 @@ from actsolve.planners.lp import Array, Limits, Outcome, Solution, solve
 from actsolve.planners.neighbourhood import Neighbourhood
 from actsolve.planners.options import PlannerOptions
 from actsolve.planners.repair import cleaned, repaired
-from actsolve.planners.segment_starts import in_order, moments_over, replays_for, start_of
+from actsolve.planners.segment_starts import bytes_at, in_order, moments_over, replays_for, start_of
 from actsolve.planners.segments import Moment, Segment, SegmentModel, decoded, segments_of
 from actsolve.planners.sequence import Runner, Sequence
 
 STEP_GAP = 0.0005  # of all time: a schedule that near to the bound is optimal
 _WIDTHS = (16, 48)  # nearest ancestors that may run again for a node
-_SMALL = 6000  # columns of a program that is solved as a whole, all ancestors allowed
-_GLOBAL = 20_000  # columns of the program for the bound
+_ADDED = 4  # moments at a time to the program for the bound
 _REPAIR_S = 1.0
 
 
@@ -97,9 +95,9 @@ class DagSearch:
         self.infeasible = ""
         self.interrupted = False
         self.moments: set[Moment] = set()
+        self._counted: set[Moment] = set()  # those of the program for the bound
         self.begin = time.perf_counter()
         self.deadline = self.begin + options.time_limit_s
-        self._draw = random.Random(0)
 
     # -- what was found -----------------------------------------------------------------------------------------------
 
@@ -124,14 +122,15 @@ class DagSearch:
         if self.best is None:
             return False
         gap = self.best.extra_time - self.bound
-        return gap <= self.options.gap / 10 * self.best.extra_time or gap <= STEP_GAP / 5 * sum(self.dag.time)
+        return gap <= self.options.gap / 2 * self.best.extra_time or gap <= STEP_GAP / 2 * sum(self.dag.time)
 
     def _until(self, share: float) -> float:
         """Seconds left until a share of the time limit has passed."""
         return max(0.0, self.begin + share * self.options.time_limit_s - time.perf_counter())
 
     def _solve(self, model: SegmentModel, time_limit_s: float, gap: float, start: Array | None = None) -> Solution:
-        limits = Limits(gap, 1e-6, max(0.1, time_limit_s), self.options.threads, sub_mips=True)
+        least = STEP_GAP / 5 * sum(self.dag.time) / model.scale
+        limits = Limits(gap, least, max(0.1, time_limit_s), self.options.threads, sub_mips=True)
         found = solve(model.model, self.options.solver, limits, start, None)
         self.interrupted |= found.interrupted
         if self.options.progress is not None:
@@ -145,20 +144,18 @@ class DagSearch:
         """Search until it is `done`."""
         if self.done or not self.moments:
             return
-        if self._columns(self._first_moments(), None) <= _SMALL:
-            self.prove(0.2)
+        self.prove(0.3)
         self.whole(_WIDTHS[0], 0.45)
         self.whole(_WIDTHS[1], 0.55)
         self.around(0.7 if self.best is not None else 0.85)
         self.prove(0.9)
         self.around(1.0)
 
-    def _first_moments(self) -> set[Moment]:
-        return {m for m in self.moments if m.replay is None}
-
-    def _columns(self, moments: set[Moment], width: int | None) -> int:
-        """About how many columns the program over these moments has."""
-        return 2 * sum(len(s.again) for s in segments_of(self.dag, moments, width))
+    def columns(self) -> int:
+        """About how many columns the program for the bound has, at first."""
+        if not self._counted:
+            self._counted = self._spread(self.runner.run(np.arange(self.dag.n_nodes)), set())
+        return 2 * sum(len(s.again) for s in segments_of(self.dag, self._counted, None, ordered=False))
 
     def whole(self, width: int, share: float) -> None:
         """Solve the program over all segments again and again, with moments wherever its schedule does not fit."""
@@ -168,57 +165,59 @@ class DagSearch:
             segments = segments_of(self.dag, self.moments, width, also=also)
             model = SegmentModel(self.dag, segments)
             start = start_of(model, best) if best is not None and best.fits else None
-            found = self._solve(model, self._until(share), self.options.gap / 10, start)
+            found = self._solve(model, self._until(share), self.options.gap / 5, start)
             if found.x is None:
                 return
-            if not self._take_decoded(model, segments, found.x):
+            known = set(self.moments)
+            self._take_decoded(segments, model.live_after(found.x))
+            if self.moments <= known:
                 return
 
-    def _take_decoded(self, model: SegmentModel, segments: list[Segment], x: Array) -> bool:
-        """Take the schedule of a solution, repaired if that can be done; return whether there are new moments."""
-        sequence = self.runner.run(np.array(decoded(self.dag, segments, model.live_after(x)), dtype=np.int64))
-        before = set(self.moments)
+    def _take_decoded(self, segments: list[Segment], live_after: list[set[int]]) -> Sequence:
+        """Take the schedule of a solution, repaired if that can be done; return it as it was."""
+        sequence = self.runner.run(np.array(decoded(self.dag, segments, live_after), dtype=np.int64))
         self.take(sequence)
         if not sequence.fits:
             fixed = repaired(sequence, min(self.deadline, time.perf_counter() + _REPAIR_S))
             if fixed is not None:
                 self.take(fixed)
-        return not self.moments <= before
+        return sequence
 
     def prove(self, share: float) -> None:
-        """Raise the global bound, with more and more moments."""
-        n_moments = 8
+        """Raise the global bound: moments are added where the schedule of the last program was over the budget most.
+
+        A program with few moments is solved to the end in a second where one with all of them is not in a minute.
+        """
         while not self.done and self._until(share) > 0:
-            moments = self._most_needed(n_moments)
-            segments = segments_of(self.dag, moments | {m for m in self.moments if m.replay is not None}, None, ordered=False)
+            self.columns()
+            segments = segments_of(self.dag, self._counted, None, ordered=False)
             model = SegmentModel(self.dag, segments)
             start = None if self.best is None else start_of(model, self.best)
-            found = self._solve(model, self._until(share), STEP_GAP / 10, start)
+            found = self._solve(model, self._until(share), self.options.gap / 5, start)
             if found.outcome is Outcome.INFEASIBLE:
-                self.infeasible = f"memory at {len(moments)} of the first runs alone is too much for every schedule"
+                n = len(self._counted)
+                self.infeasible = f"at {n} of the runs alone every schedule with this order of first runs needs more"
                 return
             if found.bound is not None:
                 self.bound = max(self.bound, found.bound * model.scale)
             if found.x is None:
                 return
-            more = self._take_decoded(model, segments, found.x)
-            if not more and (moments >= self._first_moments() or self._columns(moments, None) > _GLOBAL):
+            sequence = self._take_decoded(segments, model.live_after(found.x))
+            more = self._spread(sequence, self._counted)
+            if not more:
                 return
-            n_moments *= 2
+            self._counted |= more
 
-    def _most_needed(self, n: int) -> set[Moment]:
-        """The moments at first runs that exceed the budget most without replays, no two beside each other while there are others."""
-        memory = self.runner.run(np.arange(self.dag.n_nodes)).memory
-        ranked = sorted(self._first_moments(), key=lambda m: -memory[m.node])
-        if n >= len(ranked):
-            return set(ranked)
-        apart = max(1, len(ranked) // n)
+    def _spread(self, sequence: Sequence, known: set[Moment]) -> set[Moment]:
+        """Return some moments at which ``sequence`` is over the budget, not ``known`` ones: the worst of each of a few stretches."""
+        memory = {m: b for m, b in bytes_at(sequence).items() if m not in known and b > self.dag.budget_bytes}
+        ranked = sorted(memory, key=lambda m: -memory[m])
+        apart = max(1, len({m.node for m in memory}) // _ADDED)
         chosen: list[Moment] = []
         for moment in ranked:
-            if all(abs(moment.node - other.node) >= apart for other in chosen):
+            if len(chosen) < _ADDED and all(abs(moment.node - other.node) >= apart for other in chosen):
                 chosen.append(moment)
-        chosen += [m for m in ranked if m not in chosen]
-        return set(chosen[:n])
+        return set(chosen)
 
     def around(self, share: float) -> None:
         """Improve stretches of the best schedule, or of the one that exceeds the budget least."""
@@ -227,7 +226,7 @@ class DagSearch:
             return
 
         def solved(model: SegmentModel, time_limit_s: float, start: Array | None) -> Solution:
-            return self._solve(model, time_limit_s, self.options.gap / 10, start)
+            return self._solve(model, time_limit_s, self.options.gap / 5, start)
 
         near = Neighbourhood(self.dag, at, self.moments, _WIDTHS[0], solved)
         while not self.done and self._until(share) > 0:

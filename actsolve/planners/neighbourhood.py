@@ -99,10 +99,11 @@ class Neighbourhood:
         assert self._model is not None
         n = len(self._model.segments)
         over = [s for s, column in self._model.over.items() if self._x[column] > 1e-9]
-        if over:
-            centre = (
-                max(over, key=lambda s: self._x[self._model.over[s]]) if self._draw.random() < 0.5 else self._draw.choice(over)
-            )  # type: ignore[union-attr]
+        if over and self._draw.random() < 0.5:
+            excess = [float(self._x[self._model.over[s]]) for s in over]
+            centre = over[excess.index(max(excess))]
+        elif over:
+            centre = self._draw.choice(over)
         else:
             centre = self._draw.randrange(n)
         first = max(0, centre - self._draw.randint(0, self._stretch))

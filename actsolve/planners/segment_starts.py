@@ -9,19 +9,25 @@ from actsolve.planners.segments import Moment, SegmentModel
 from actsolve.planners.sequence import Ints, Sequence
 
 
+def bytes_at(sequence: Sequence) -> dict[Moment, int]:
+    """Return the memory of ``sequence`` at every moment; of several replays of one node for another, the most."""
+    found: dict[Moment, int] = {}
+    waiting: list[tuple[int, int]] = []
+    for node, again, memory in zip(sequence.nodes.tolist(), sequence.again.tolist(), sequence.memory.tolist(), strict=True):
+        if again:
+            waiting.append((node, memory))
+            continue
+        for replay, bytes_ in waiting:
+            moment = Moment(node, replay)
+            found[moment] = max(bytes_, found.get(moment, 0))
+        waiting = []
+        found[Moment(node)] = memory
+    return found
+
+
 def moments_over(sequence: Sequence) -> set[Moment]:
     """Return the moments at which ``sequence`` is over the budget."""
-    found: set[Moment] = set()
-    again = np.append(sequence.again, False)
-    for place in np.flatnonzero(sequence.memory > sequence.runner.dag.budget_bytes).tolist():
-        node = int(sequence.nodes[place])
-        if not again[place]:
-            found.add(Moment(node))
-            continue
-        first = place + int(np.argmin(again[place:]))
-        if first < len(sequence.nodes):
-            found.add(Moment(int(sequence.nodes[first]), node))
-    return found
+    return {moment for moment, bytes_ in bytes_at(sequence).items() if bytes_ > sequence.runner.dag.budget_bytes}
 
 
 def replays_for(sequence: Sequence) -> dict[int, set[int]]:

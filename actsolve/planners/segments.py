@@ -1,12 +1,14 @@
 """A mixed-integer program over segments of the order, with memory rows only where they are asked for.
 
 The order of first runs is cut into *segments*. Per segment and node: is the node run again in it? Per segment and value: is the
-value live when it ends? A *moment* is a run at the end of a segment at which memory is counted, exactly: what is live afterwards,
-and what the run reads and makes. Within a segment all runs find each other's outputs, for memory is looked at only at its end.
+value live when it ends? A *moment* is a run at the end of a segment at which memory is counted, exactly: what is live
+afterwards, and what the run reads and makes. Within a segment all runs find each other's outputs, for memory is looked at only
+at its end.
 
-With every replayable node allowed in every segment, and moments at first runs only, each schedule with this order of first runs is a
-solution, whatever it runs again and however often: then the optimum is a *global* lower bound. With moments at replays, or nodes
-left out, it bounds the schedules that replay in the order of the nodes, from no further back than they are allowed to.
+With every replayable node allowed in every segment, and moments at first runs only, each schedule with this order of first runs
+is a solution, whatever it runs again and however often: then the optimum is a *global* lower bound. So it is where memory is
+counted at a replay at some time within a segment: what it takes, and what is live throughout. With moments between replays, or
+nodes left out, it bounds the schedules that replay in the order of the nodes, from no further back than they are allowed to.
 
 Source:
     Jain et al., Checkmate, MLSys 2020 (its R and S, here per segment and with rows on demand).
@@ -58,10 +60,10 @@ class Segment:
     inner: tuple[int, ...] = ()
 
 
-def ancestors(dag: Dag, node: int, width: int | None) -> set[int]:
-    """Return the replayable nodes that ``node`` is reached from over replayable nodes, the nearest ``width`` or a few more."""
+def ancestors(dag: Dag, nodes: Iterable[int], width: int | None) -> set[int]:
+    """Return the replayable nodes that ``nodes`` are reached from over replayable nodes, the nearest ``width`` or a few more."""
     found: set[int] = set()
-    ring = {dag.maker[v] for v in dag.reads[node]}
+    ring = {dag.maker[v] for node in nodes for v in dag.reads[node]}
     while ring and (width is None or len(found) < width):
         ring = {u for u in ring if dag.replayable[u] and u not in found}
         found |= ring
@@ -91,24 +93,30 @@ def segments_of(
     for moment in sorted(moments, key=lambda m: m.at):
         of_node.setdefault(moment.node, []).append(moment)
     found: list[Segment] = []
-    start, again = 0, set[int]()
-    for node in range(dag.n_nodes):
-        allowed = ancestors(dag, node, width) if node >= dag.replay_from else set[int]()
-        allowed.update(also.get(node, ()))
+    start = 0
+    for node in (*sorted(of_node), dag.n_nodes - 1):
         inner = [m.replay for m in of_node.get(node, ()) if m.replay is not None]
-        last = next((m for m in of_node.get(node, ()) if m.replay is None), None)
         if inner and start < node:
-            found.append(Segment(range(start, node), frozenset(again), None))
-            start, again = node, set()
+            found.append(Segment(range(start, node), _again(dag, range(start, node), width, also), None))
+            start = node
+        if start > node:
+            continue
+        allowed = _again(dag, range(start, node + 1), width, also)
         for replay in inner if ordered else ():
-            before = {u for u in allowed if u <= replay}
-            found.append(Segment(range(node, node), frozenset(before), Moment(node, replay)))
+            before = frozenset(u for u in allowed if u <= replay)
+            found.append(Segment(range(node, node), before, Moment(node, replay)))
             allowed -= before
-        again |= allowed
-        if last or inner or node == dag.n_nodes - 1:
-            found.append(Segment(range(start, node + 1), frozenset(again), last, () if ordered else tuple(inner)))
-            start, again = node + 1, set()
+        last = next((m for m in of_node.get(node, ()) if m.replay is None), None)
+        found.append(Segment(range(start, node + 1), allowed, last, () if ordered else tuple(inner)))
+        start = node + 1
     return found
+
+
+def _again(dag: Dag, firsts: range, width: int | None, also: Mapping[int, Collection[int]]) -> frozenset[int]:
+    """What may run again in a segment of these first runs."""
+    possible = range(max(firsts.start, dag.replay_from), firsts.stop)
+    found = ancestors(dag, possible, None) if width is None else {u for node in possible for u in ancestors(dag, [node], width)}
+    return frozenset(found.union(*(also.get(node, ()) for node in possible)))
 
 
 class SegmentModel:
@@ -160,8 +168,8 @@ class SegmentModel:
 
     def _write_rows(self) -> None:
         for value, events in enumerate(self._events):
-            for k, segment in enumerate(events[:-1]):
-                made = self._made_in(value, segment)
+            for k, event in enumerate(events[:-1]):
+                made = self._made_in(value, event)
                 if k > 0 and made != _ALWAYS and value not in self.dag.held:
                     before = self.live[value, k - 1]
                     self._at_most(self.live[value, k], [before] if made is None else [before, made])
@@ -255,7 +263,7 @@ class SegmentModel:
         self.model.row(-INFINITY, (dag.budget_bytes - dag.replay_resident) / unit, columns, [b / unit for b in bytes_])
 
     def _throughout(self, value: int, index: int, *, needed: bool) -> int | None:
-        """The column that says whether ``value`` is live during all of a segment: at its end, or ``needed`` there, and not remade."""
+        """The column that says whether ``value`` is live all through a segment: ``needed`` at its end or left, and not remade."""
         made, leaving = self.again.get((self.dag.maker[value], index)), self._leaving(value, index)
         if made is None:
             return self._entering(value, index) if needed else leaving
@@ -283,7 +291,7 @@ class SegmentModel:
         return (v for v, events in enumerate(self._events) if events and events[0] <= index < events[-1])
 
     def columns_of(self, value: int) -> Iterable[tuple[int, int, int]]:
-        """Yield (column, first, last): the column says whether ``value`` is live from the end of one segment to another's start."""
+        """Yield (column, first, last): whether ``value`` is live from the end of segment ``first`` to the start of ``last``."""
         events = self._events[value]
         return ((self.live[value, k], events[k], events[k + 1]) for k in range(len(events) - 1))
 

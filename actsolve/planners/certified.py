@@ -1,0 +1,198 @@
+"""Keep, recompute or offload, as fast as can be, with proofs: the planner that users get.
+
+Where nothing can be offloaded, the program over segments (`dag_search`) goes first: it lets every op run again any number of times,
+and its bound is that of every schedule. Mostly it ends within seconds, with a schedule that meets it. What is left of the time goes to
+replay windows (`milp`) and to the search around the best. Where values can be offloaded, the windows plan; what only recomputes is
+one of the plans that theirs has to beat.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from actsolve.check import check
+from actsolve.dag import dag_of
+from actsolve.plan import Plan, Status
+from actsolve.plan_schedule import schedule_of
+from actsolve.planners.dag_search import DagSearch, too_large
+from actsolve.planners.greedy import greedy
+from actsolve.planners.keep_all import keep_all
+from actsolve.planners.milp import check_pins, milp
+from actsolve.planners.one_pass import status_of
+from actsolve.planners.options import PlannerOptions
+from actsolve.planners.rotor import rotor
+from actsolve.planners.selective import selective
+from actsolve.planners.sequence import Ints, Sequence
+from actsolve.problem import Problem
+from actsolve.replays import replays_of, saved_by
+from actsolve.schedule import Schedule, StepKind
+from actsolve.simulate import Timeline, simulate
+
+_SEGMENTS = 0.4  # of the time limit: for the program over segments, before the windows
+_WINDOWS = 0.35  # and for these
+_ASIDE = 0.2  # and for what only recomputes, where values can be offloaded
+_COLUMNS = 150_000  # a program over segments that would be larger is not begun
+_EPSILON_S = 1e-9
+
+
+def certified(problem: Problem, options: PlannerOptions | None = None) -> Plan:
+    """Return the plan that takes the least time within the budget, to within the gap, and what is proven of it.
+
+    `Plan.bound_s` holds for the plans of the class that the plan is of; `Plan.global_bound_s` for every schedule with these first
+    runs that offloads nothing.
+
+    Raises:
+        UsageError: a pin cannot be honoured.
+        SolverError: the solver asked for is missing or fails.
+    """
+    options = options or PlannerOptions()
+    check_pins(problem)
+    best = _Best(problem, options)
+    if best.keeps_all:
+        return milp(problem, options)
+    for seed in (*options.seeds, *_seeds(problem, options)):
+        best.take(seed)
+    if problem.pinned_recompute:  # the program over segments knows no such pins
+        best.take(_windows(best, 1.0))
+    elif problem.offloadable:
+        _only_recompute(best)
+        best.take(_windows(best, 1.0))
+    else:
+        _prove(best)
+    return best.result()
+
+
+def _seeds(problem: Problem, options: PlannerOptions) -> Iterable[Plan]:
+    """Baselines that are quick and that windows know nothing of: they run ops again more than once."""
+    honoured = not problem.pinned_keep and not problem.pinned_recompute
+    return (b(problem, options) for b in (rotor, greedy, selective)) if honoured else ()
+
+
+class _Best:
+    """The best plan so far, as simulated, and what was proven."""
+
+    def __init__(self, problem: Problem, options: PlannerOptions) -> None:
+        self.problem, self.options = problem, options
+        self.begin = time.perf_counter()
+        self.plan: Plan | None = None
+        self.timeline: Timeline | None = None
+        self.nothing = Plan("milp", status=Status.UNKNOWN)  # what is said where no plan is found
+        self.global_bound_s: float | None = None
+        whole = simulate(problem, schedule_of(problem.graph, keep_all(problem)))
+        self.keeps_all = whole.fits and whole.extra_s < _EPSILON_S
+
+    def left_s(self, share: float = 1.0) -> float:
+        """Seconds until a share of the time limit has passed."""
+        return max(0.0, self.begin + share * self.options.time_limit_s - time.perf_counter())
+
+    def take(self, plan: Plan) -> None:
+        """Keep ``plan`` if it fits, honours the pins, and is the best."""
+        if not plan.found:
+            if plan.planner == "milp":
+                self.nothing = plan
+            return
+        if plan.synchronous or plan.kept & self.problem.pinned_recompute or not self.problem.pinned_keep <= plan.kept:
+            return
+        timeline = simulate(self.problem, schedule_of(self.problem.graph, plan))
+        if timeline.fits and (self.timeline is None or timeline.extra_s < self.timeline.extra_s - _EPSILON_S):
+            self.plan, self.timeline = replace(plan, planner="milp", note=""), timeline
+
+    def result(self) -> Plan:
+        """The best plan with its bounds and what they prove."""
+        if self.plan is None or self.timeline is None:
+            return replace(self.nothing, global_bound_s=self.global_bound_s)
+        extra_s = self.timeline.extra_s
+        check(self.problem, self.timeline.schedule)
+        overall = self.global_bound_s
+        # What runs ops again more than once is of no class but that of all schedules.
+        bound = overall if self.plan.replays is not None else self.plan.bound_s
+        if bound is not None and overall is not None:
+            bound = max(bound, overall)
+        if bound is not None and bound > extra_s * (1 + self.options.gap) + _EPSILON_S:
+            bound = None
+        bound = None if bound is None else min(bound, extra_s)
+        overall = None if overall is None else min(overall, extra_s)
+        status = status_of(self.problem, self.options, extra_s, bound)
+        return replace(self.plan, status=status, bound_s=bound, global_bound_s=overall)
+
+
+def _windows(best: _Best, share: float) -> Plan:
+    """Return the plan of the windows, begun from the best plan so far."""
+    seeds = best.options.seeds if best.plan is None else (*best.options.seeds, best.plan)
+    seeds = tuple(s for s in seeds if s.replays is None)
+    return milp(best.problem, replace(best.options, time_limit_s=max(0.1, best.left_s(share)), seeds=seeds))
+
+
+def _only_recompute(best: _Best) -> None:
+    """Take the best plan that offloads nothing."""
+    problem = replace(best.problem, links=None, host_budget_bytes=None)
+    search = _search(problem, best, best.left_s(_ASIDE))
+    if search is not None and not search.infeasible:
+        search.prove(1.0)
+        if search.best is not None:
+            best.take(plan_of(problem, search.best))
+
+
+def _prove(best: _Best) -> None:
+    """Search for the best plan that recomputes, and for a bound on all."""
+    problem = best.problem
+    search = _search(problem, best, best.left_s())
+    if search is None:
+        best.take(_windows(best, 1.0))
+        return
+    if not search.infeasible:
+        search.prove(_SEGMENTS)
+    if not search.done:
+        plan = _windows(best, _SEGMENTS + _WINDOWS)
+        best.take(plan)
+        if best.timeline is not None:
+            search.take(search.runner.run(nodes_of(problem, best.timeline.schedule)))
+        if plan.status is Status.OPTIMAL:  # of its class: what is left is to see whether others are better
+            search.prove(_SEGMENTS + _WINDOWS)
+        else:
+            search.run()
+    if search.infeasible:
+        best.nothing = Plan("milp", status=Status.INFEASIBLE, note=search.infeasible)
+        return
+    if search.best is not None:
+        best.take(plan_of(problem, search.best))
+    best.global_bound_s = search.bound
+
+
+def _search(problem: Problem, best: _Best, time_limit_s: float) -> DagSearch | None:
+    """Return a search that begins with the best plan, or None where the program would be too large."""
+    dag = dag_of(problem)
+    held = sum(dag.sizes[v] for v in dag.held)
+    options = replace(best.options, time_limit_s=time_limit_s)
+    search = DagSearch(dag, options)
+    if problem.static_bytes + held + problem.optimizer_bytes > problem.budget_bytes:
+        search.infeasible = "what the caller holds, and the optimizer's step, alone need more"
+        return search
+    if reason := too_large(dag):
+        search.infeasible = reason
+        return search
+    search.take(search.runner.run(np.arange(dag.n_nodes)))
+    if search.columns() > _COLUMNS:
+        return None
+    if best.timeline is not None and not best.timeline.copies:
+        search.take(search.runner.run(nodes_of(problem, best.timeline.schedule)))
+    return search
+
+
+def nodes_of(problem: Problem, schedule: Schedule) -> Ints:
+    """Return the runs of ``schedule`` as nodes of `dag_of`: all of the forward's, and then the backward's."""
+    n_forward = problem.graph.n_forward
+    backward = [s.op for s in schedule.steps if s.op is not None and (s.kind is StepKind.REPLAY or s.op >= n_forward)]
+    return np.array([*range(n_forward), *backward], dtype=np.int64)
+
+
+def plan_of(problem: Problem, sequence: Sequence) -> Plan:
+    """Return the plan that replays as ``sequence`` does."""
+    kinds = (StepKind.COMPUTE, StepKind.REPLAY)
+    runs = [(kinds[again], node) for node, again in zip(sequence.nodes.tolist(), sequence.again.tolist(), strict=True)]
+    replays = replays_of(problem.graph, runs)
+    return Plan("milp", saved_by(problem.graph, replays), replays=replays)
