@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -40,6 +41,18 @@ def test_the_factory_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     result = CliRunner().invoke(app, [*arguments, "--hardware", "a100"])
     assert result.exit_code == 0, result.stderr
     assert (tmp_path / "plan.json").exists()
+
+
+def test_the_graph_of_nodes_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "graph.json").write_text(blocks("json")[0])
+    command = next(line for line in shell_lines() if line.startswith("actsolve plan "))
+    result = CliRunner().invoke(app, [*shlex.split(command)[1:], "--json"])
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert (found["peak_bytes"], found["peak_bytes_in_order"], found["base_time"], found["objective"]) == (13, 16, 15, 18)
 
 
 def shell_lines() -> list[str]:
