@@ -159,7 +159,7 @@ def _finite(bound: float) -> float | None:
 # HiGHS
 
 
-class _SilentHighs(highspy.Highs):
+class SilentHighs(highspy.Highs):
     """HiGHS that does not print its banner on stdout when it is created."""
 
     def enableCallbacks(self) -> None:
@@ -168,8 +168,8 @@ class _SilentHighs(highspy.Highs):
 
 
 def _solve_highs(model: LinearModel, limits: Limits, start: Array | None, progress: Progress | None) -> Solution:
-    highs: Any = _SilentHighs()  # type: ignore[no-untyped-call]
-    highs.passModel(_highs_model(model))
+    highs: Any = SilentHighs()  # type: ignore[no-untyped-call]
+    highs.passModel(highs_model(model))
     for name, value in _highs_options(limits).items():
         highs.setOptionValue(name, value)
     if start is not None:
@@ -177,7 +177,7 @@ def _solve_highs(model: LinearModel, limits: Limits, start: Array | None, progre
         solution.col_value = start.tolist()
         solution.value_valid = True
         highs.setSolution(solution)
-    interrupted = _run_highs(highs, progress, limits.ends)
+    interrupted = run_highs(highs, progress, limits.ends)
     found = _highs_solution(highs, any(model.integer), interrupted)
     # HiGHS 1.16 returns the start under the optimum's objective where presolve alone finds a better solution.
     if start is not None and found.x is not None and _worse(float(np.dot(found.x, model.cost)), found.objective):
@@ -208,7 +208,7 @@ def _highs_options(limits: Limits) -> dict[str, float | int | str]:
     return options
 
 
-def _highs_model(model: LinearModel) -> highspy.HighsLp:
+def highs_model(model: LinearModel) -> highspy.HighsLp:
     lp = highspy.HighsLp()
     lp.num_col_, lp.num_row_ = model.n_columns, model.n_rows
     lp.col_cost_ = np.array(model.cost, dtype=np.float64)
@@ -225,7 +225,7 @@ def _highs_model(model: LinearModel) -> highspy.HighsLp:
     return lp
 
 
-def _run_highs(highs: Any, progress: Progress | None, ends: Callable[[float | None, float | None], bool] | None) -> bool:
+def run_highs(highs: Any, progress: Progress | None, ends: Callable[[float | None, float | None], bool] | None) -> bool:
     """Run the solver in a thread, so that Ctrl-C reaches us; return whether it was pressed."""
     latest: list[tuple[float, float, float]] = []
     highs.cbMipInterrupt += lambda event: latest.append(

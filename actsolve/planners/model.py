@@ -14,13 +14,15 @@ from actsolve.problem import Problem
 COARSE = Grid(64, whole=0.5)  # of the first pass
 
 
-def build(problem: Problem, found: Windows, room_bytes: int, grid: Grid = COARSE) -> tuple[Columns, MemoryRows, float]:
+def build(
+    problem: Problem, found: Windows, room_bytes: int, grid: Grid = COARSE, rows_of: type[MemoryRows] = MemoryRows
+) -> tuple[Columns, MemoryRows, float]:
     """Return the whole model, and by what its objective is to be divided to give seconds."""
     total = sum(problem.costs.replay_seconds[f] for f in found.demands)
     time_scale = 1000.0 / total if total > 0 else 1.0
     unit = memory_unit(problem)
     columns = decision_columns(problem, found, time_scale, unit, grid)
-    rows = MemoryRows(columns, room_bytes, unit)
+    rows = rows_of(columns, room_bytes, unit)
     write_memory_rows(problem, columns, rows)
     return columns, rows, time_scale
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from actsolve.plan import Status
+from actsolve.planners.as_needed import Relaxed, solve_as_needed
 from actsolve.planners.improve import Candidate
 from actsolve.planners.lp import Limits, Outcome, Solution, solve
 from actsolve.planners.milp_rows import start_from
@@ -20,6 +21,8 @@ from actsolve.problem import Problem
 STEP_GAP = 0.0005  # a plan within this share of the step time is optimal, whatever its gap
 _SMALL_STEP = 0.1  # of the step gap: at that the solver stops at once
 _EPSILON_S = 1e-9
+_LARGE = 2000  # step columns
+_NEAR = 0.7  # of the gap
 _ROUGH = 0.03  # a gap that is enough for the first of several passes that offload
 
 
@@ -66,6 +69,44 @@ class PassOutcome:
 
 
 def solve_windows(
+    problem: Problem,
+    options: PlannerOptions,
+    found: Windows,
+    grid: Grid,
+    seed: Candidate | None,
+    deadline: float,
+    patience: Patience,
+) -> PassOutcome:
+    """Solve the MILP over these windows: where it is large with the rows that it needs; if that leaves a gap, with all."""
+    if found.n_demands < _LARGE or options.solver.lower() != "highs":
+        return _solve_whole(problem, options, found, grid, seed, deadline, patience)
+    relaxed = solve_as_needed(problem, options, found, grid, deadline)
+    if relaxed.infeasible:
+        return PassOutcome(Solution(Outcome.INFEASIBLE), hopeless=relaxed.hopeless)
+    closed = _is_closed(problem, options, relaxed)
+    if closed or relaxed.interrupted or time.perf_counter() > deadline:
+        said = Outcome.OPTIMAL if closed else Outcome.UNKNOWN if relaxed.best is None else Outcome.FEASIBLE
+        return PassOutcome(Solution(said, interrupted=relaxed.interrupted), relaxed.best, relaxed.bound_s)
+    plans = [p for p in (seed, relaxed.best) if p is not None]
+    outcome = _solve_whole(problem, options, found, grid, min(plans, key=_extra_s, default=None), deadline, patience)
+    plans = [p for p in (outcome.best, relaxed.best) if p is not None]
+    bounds = [b for b in (outcome.bound_s, relaxed.bound_s) if b is not None]
+    return replace(outcome, best=min(plans, key=_extra_s, default=None), bound_s=max(bounds, default=None))
+
+
+def _is_closed(problem: Problem, options: PlannerOptions, relaxed: Relaxed) -> bool:
+    """Whether a plan is as near to its bound as the solver mostly brings it, which stops well within the gap."""
+    if relaxed.best is None or relaxed.bound_s is None:
+        return False
+    allowed_s = max(_NEAR * options.gap * relaxed.best.extra_s, _SMALL_STEP * _step_gap(options) * problem.base_time_s)
+    return relaxed.best.extra_s - relaxed.bound_s <= allowed_s
+
+
+def _extra_s(plan: Candidate) -> float:
+    return plan.extra_s
+
+
+def _solve_whole(
     problem: Problem,
     options: PlannerOptions,
     found: Windows,
