@@ -27,6 +27,7 @@ from actsolve.graph import Graph, Op, Value
 from actsolve.graph_file import CostsModel, OpModel, ValueModel, load_graph, save_graph
 from actsolve.plan import Decision, Plan, Status
 from actsolve.plan_file import load_plan, offloaded_by, plan_file
+from actsolve.plan_schedule import schedule_of
 from actsolve.planners import PLANNERS, PlannerOptions, plan
 from actsolve.problem import Costs, Problem
 from actsolve.schedule import build_schedule
@@ -278,7 +279,7 @@ def test_what_the_planners_decide_is_what_their_steps_do() -> None:
         for planner in PLANNERS:
             found = plan(problem, planner, PlannerOptions(time_limit_s=2.0))
             if found.found:
-                schedule = build_schedule(problem.graph, found.kept, found.early)
+                schedule = schedule_of(problem.graph, found)
                 assert plan_file(problem, found, schedule).decode(problem.graph) == (schedule, found.kept), (seed, planner)
 
 

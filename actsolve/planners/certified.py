@@ -1,9 +1,9 @@
 """Keep, recompute or offload, as fast as can be, with proofs: the planner that users get.
 
-Where nothing can be offloaded, the program over segments (`dag_search`) goes first: it lets every op run again any number of times,
-and its bound is that of every schedule. Mostly it ends within seconds, with a schedule that meets it. What is left of the time goes to
-replay windows (`milp`) and to the search around the best. Where values can be offloaded, the windows plan; what only recomputes is
-one of the plans that theirs has to beat.
+Where nothing can be offloaded, the program over segments (`dag_search`) goes first: it lets every op run again any number of
+times, and its bound is that of every schedule. Mostly it ends within seconds, with a schedule that meets it. What is left of
+the time goes to replay windows (`milp`) and to the search around the best. Where values can be offloaded, the windows plan;
+what only recomputes is one of the plans that theirs has to beat.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 Three ways, each on what the others left:
 
-- *prove*: the program that bounds every schedule, with memory counted at a few moments at first, and at more where its schedule does
-  not fit. Mostly that ends with a schedule that fits, and meets the bound.
+- *prove*: the program that bounds every schedule, with memory counted at a few moments at first, and at more where its schedule
+  does not fit. Mostly that ends with a schedule that fits, and meets the bound.
 - *whole*: the same for schedules that replay in the order of the nodes and not from too far back, memory counted exactly.
-- *around*: that program with all but a stretch of segments fixed to the best schedule so far. It is elastic: as long as nothing fits, it
-  lessens what is over the budget.
+- *around*: that program with all but a stretch of segments fixed to the best schedule so far. It is elastic: as long as nothing
+  fits, it lessens what is over the budget.
 """
 
 from __future__ import annotations
@@ -229,6 +229,6 @@ class DagSearch:
             return self._solve(model, time_limit_s, self.options.gap / 5, start)
 
         near = Neighbourhood(self.dag, at, self.moments, _WIDTHS[0], solved)
-        while not self.done and self._until(share) > 0:
+        while not self.done and not near.exhausted and self._until(share) > 0:
             if self.take(near.improve(self._until(share))) and self.best is not None:
                 near.go_to(self.best)

@@ -35,6 +35,7 @@ class Neighbourhood:
     def __init__(self, dag: Dag, sequence: Sequence, moments: set[Moment], width: int, solve: Solve) -> None:
         self.dag, self.moments, self.width, self._solve = dag, set(moments), width, solve
         self.sequence = in_order(sequence)
+        self.exhausted = False  # whether all segments at once gave nothing better
         self._stretch = _STRETCH
         self._draw = random.Random(0)
         self._model: SegmentModel | None = None
@@ -63,15 +64,17 @@ class Neighbourhood:
             self._stretch = max(_NARROWEST, self._stretch - 1)
         else:
             self._stretch = min(len(self._model.segments), self._stretch + 1)
-        if found.x is None:
-            return self.sequence
-        return self._take(self._model, found.x)
+        before = self.sequence
+        new = self.sequence if found.x is None else self._take(self._model, found.x)
+        settled = self._model is not None and self.sequence is before and found.outcome in (Outcome.OPTIMAL, Outcome.INFEASIBLE)
+        self.exhausted = settled and bool(free.all())
+        return new
 
     def _take(self, model: SegmentModel, x: Array) -> Sequence:
         runner = self.sequence.runner
         new = runner.run(np.array(decoded(self.dag, model.segments, model.live_after(x)), dtype=np.int64))
         more = moments_over(new) - self.moments
-        better = _worth(new) <= _worth(self.sequence)
+        better = _worth(new) < _worth(self.sequence)
         if better:
             self.sequence = new
         if more:

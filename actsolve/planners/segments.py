@@ -79,7 +79,7 @@ def segments_of(
     ordered: bool = True,
     also: Mapping[int, Collection[int]] = MappingProxyType({}),
 ) -> list[Segment]:
-    """Cut the order after every moment.
+    """Cut the order after every moment, and where replays begin.
 
     Args:
         dag: What is ordered.
@@ -94,13 +94,12 @@ def segments_of(
         of_node.setdefault(moment.node, []).append(moment)
     found: list[Segment] = []
     start = 0
-    for node in (*sorted(of_node), dag.n_nodes - 1):
+    # Before `replay_from` nothing runs again: no segment reaches over it.
+    for node in sorted({*of_node, dag.n_nodes - 1} | ({dag.replay_from - 1} if dag.replay_from else set())):
         inner = [m.replay for m in of_node.get(node, ()) if m.replay is not None]
         if inner and start < node:
             found.append(Segment(range(start, node), _again(dag, range(start, node), width, also), None))
             start = node
-        if start > node:
-            continue
         allowed = _again(dag, range(start, node + 1), width, also)
         for replay in inner if ordered else ():
             before = frozenset(u for u in allowed if u <= replay)

@@ -49,7 +49,7 @@ def planned(path: Path, budget: str, time_limit_s: float) -> Row:
         return row | {"status": error.attempt.status.value, "why": error.why, "solve_s": error.attempt.solve_s}
     assert found.overhead is not None and found.lower_bound is not None
     bound = found.lower_bound / found.base_time - 1 if found.base_time else 0.0
-    figures = {"overhead": 100 * found.overhead, "bound": 100 * bound, "difference": 100 * (found.overhead - bound)}
+    figures = {"overhead": 100 * found.overhead, "bound": 100 * bound, "difference": max(0.0, 100 * (found.overhead - bound))}
     return row | figures | {"status": found.status.value, "solve_s": found.solve_s}
 
 
