@@ -16,7 +16,6 @@ from actsolve.planners.sequence import Sequence
 _STRETCH = 12  # segments that are free at first
 _NARROWEST = 4
 _SUB_S = 4.0  # seconds for one stretch
-_QUICK = 0.3  # of that: then the next stretch may be wider
 
 Solve = Callable[[SegmentModel, float, Array | None], Solution]
 
@@ -64,17 +63,17 @@ class Neighbourhood:
             self._stretch = max(_NARROWEST, self._stretch - 1)
         else:
             self._stretch = min(len(self._model.segments), self._stretch + 1)
-        before = self.sequence
+        before = _worth(self.sequence)
         new = self.sequence if found.x is None else self._take(self._model, found.x)
-        settled = self._model is not None and self.sequence is before and found.outcome in (Outcome.OPTIMAL, Outcome.INFEASIBLE)
-        self.exhausted = settled and bool(free.all())
+        settled = self._model is not None and found.outcome in (Outcome.OPTIMAL, Outcome.INFEASIBLE)
+        self.exhausted = settled and bool(free.all()) and _worth(self.sequence) == before
         return new
 
     def _take(self, model: SegmentModel, x: Array) -> Sequence:
         runner = self.sequence.runner
         new = runner.run(np.array(decoded(self.dag, model.segments, model.live_after(x)), dtype=np.int64))
         more = moments_over(new) - self.moments
-        better = _worth(new) < _worth(self.sequence)
+        better = _worth(new) <= _worth(self.sequence)  # also where it is only another one: a way out of where it is stuck
         if better:
             self.sequence = new
         if more:
