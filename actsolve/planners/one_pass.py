@@ -77,8 +77,11 @@ def solve_windows(
     deadline: float,
     patience: Patience,
 ) -> PassOutcome:
-    """Solve the MILP over these windows: where it is large with the rows that it needs; if that leaves a gap, with all."""
-    if found.n_demands < _LARGE or options.solver.lower() != "highs":
+    """Solve the MILP over these windows: where it is large with the rows that it needs; if that leaves a gap, with all.
+
+    Not where values can be offloaded: of what crosses the link, what is whole in the relaxation makes poor plans.
+    """
+    if found.n_demands < _LARGE or problem.offloadable or options.solver.lower() != "highs":
         return _solve_whole(problem, options, found, grid, seed, deadline, patience)
     relaxed = solve_as_needed(problem, options, found, grid, deadline)
     if relaxed.infeasible:
