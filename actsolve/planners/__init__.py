@@ -13,6 +13,7 @@ from actsolve.planners.checkmate import checkmate
 from actsolve.planners.chen_greedy import chen_greedy
 from actsolve.planners.greedy import greedy
 from actsolve.planners.keep_all import keep_all
+from actsolve.planners.least_memory import smallest_budget
 from actsolve.planners.lp import Limits, LinearModel, solve
 from actsolve.planners.offload_all import offload_all
 from actsolve.planners.offload_boundaries import offload_boundaries
@@ -21,7 +22,6 @@ from actsolve.planners.options import PlannerOptions, Progress
 from actsolve.planners.per_layer import per_layer
 from actsolve.planners.rotor import rotor
 from actsolve.planners.selective import selective
-from actsolve.planners.smallest import smallest_budget
 from actsolve.planners.sqrt_l import sqrt_l
 from actsolve.planners.torch_budget import torch_budget
 from actsolve.planners.treeverse import treeverse

@@ -19,9 +19,13 @@ _SOLVES = 8  # about as many halve the range to that precision
 
 
 def smallest_dag_budget(
-    dag: Dag, options: PlannerOptions, planned: Callable[[Dag, PlannerOptions, Sequence | None], DagPlan]
+    dag: Dag,
+    options: PlannerOptions,
+    planned: Callable[[Dag, PlannerOptions, Sequence | None], DagPlan],
+    start: Sequence | None = None,
+    least_bytes: int = 0,
 ) -> Sequence:
-    """Return the schedule of the least peak that was found: by bisection, between what one node needs and the plain order.
+    """Return the schedule of the least peak that was found: by bisection, between what one node needs and where it starts.
 
     The budget of ``dag`` is not looked at, so that the search is the same whatever was asked for.
 
@@ -29,10 +33,12 @@ def smallest_dag_budget(
         dag: What is to be run.
         options: The solver; the time limit is for all solves together.
         planned: The planner: a Dag, options, and a schedule to start from.
+        start: A schedule; the plain order if left out.
+        least_bytes: No less is of use.
     """
     deadline = time.perf_counter() + options.time_limit_s
-    best = Runner(dag).run(np.arange(dag.n_nodes))
-    low = max(map(dag.needs, range(dag.n_nodes)), default=0)
+    best = start or Runner(dag).run(np.arange(dag.n_nodes))
+    low = max(least_bytes, *map(dag.needs, range(dag.n_nodes)))
     budget = low  # often enough a single node is what counts
     while low < best.peak_bytes and best.peak_bytes - low >= _PRECISION * best.peak_bytes:
         left_s = deadline - time.perf_counter()

@@ -1,0 +1,74 @@
+"""The smallest budget that any plan is found for, verified by exact simulation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from actsolve.dag import Dag, dag_of
+from actsolve.plan import Plan
+from actsolve.plan_schedule import schedule_of
+from actsolve.planners.certified import nodes_of, plan_of
+from actsolve.planners.dag_search import DagPlan, DagSearch, too_large
+from actsolve.planners.options import PlannerOptions
+from actsolve.planners.rotor import rotor
+from actsolve.planners.sequence import Runner, Sequence
+from actsolve.planners.smallest import smallest_budget as of_windows
+from actsolve.planners.smallest_dag import smallest_dag_budget
+from actsolve.problem import Problem
+from actsolve.simulate import Timeline, simulate
+
+_TIME_LIMIT_S = 8.0  # for what replays more than once
+_NODES = 3000  # beyond that many ops it would find nothing in that time
+
+
+def smallest_budget(problem: Problem, options: PlannerOptions | None = None) -> tuple[int, Plan]:
+    """Return the smallest budget found, in bytes, and a plan that meets it.
+
+    It is the least exact peak among those of windows (`smallest`), of the dynamic program for chains (`rotor`), and of a search that
+    replays ops as often as it takes. The budget of ``problem`` is not looked at. The plan is not minimised for time: hand it to
+    the planner as a seed, at that budget.
+
+    Raises:
+        InfeasibleBudget: the pinned values leave no plan.
+        UsageError: a pin cannot be honoured.
+        SolverError: the solver asked for is missing or fails.
+    """
+    options = options or PlannerOptions()
+    deeper = tuple(seed for seed in options.seeds if seed.replays is not None)
+    peak_bytes, plan = of_windows(problem, replace(options, seeds=tuple(s for s in options.seeds if s.replays is None)))
+    if problem.offloadable or problem.pinned_recompute or problem.pinned_keep:
+        return peak_bytes, plan
+    dag = dag_of(problem)
+    held_bytes = problem.static_bytes + problem.optimizer_bytes + sum(dag.sizes[v] for v in dag.held)
+    least_bytes = max(held_bytes, *map(dag.needs, range(dag.n_nodes)))
+    if peak_bytes <= least_bytes:
+        return peak_bytes, plan
+    for other in (*deeper, rotor(replace(problem, budget_bytes=least_bytes), options)):
+        if other.found and (other_bytes := _timeline(problem, other).peak_bytes) < peak_bytes:
+            peak_bytes, plan = other_bytes, other
+    if dag.n_nodes <= _NODES and peak_bytes > least_bytes:
+        start = Runner(dag).run(nodes_of(problem, _timeline(problem, plan).schedule))
+        brief = replace(options, time_limit_s=min(_TIME_LIMIT_S, options.time_limit_s))
+        found = plan_of(problem, smallest_dag_budget(dag, brief, _fitting, start, least_bytes))
+        if (found_bytes := _timeline(problem, found).peak_bytes) < peak_bytes:
+            peak_bytes, plan = found_bytes, found
+    return peak_bytes, replace(plan, planner="milp", note="smallest budget found")
+
+
+def _timeline(problem: Problem, plan: Plan) -> Timeline:
+    return simulate(problem, schedule_of(problem.graph, plan))
+
+
+def _fitting(dag: Dag, options: PlannerOptions, start: Sequence | None) -> DagPlan:
+    """Return some schedule that fits, if one is found."""
+    if reason := too_large(dag):
+        return DagPlan(None, 0.0, reason)
+    search = DagSearch(dag, options)
+    search.take(search.runner.run(np.arange(dag.n_nodes)))
+    if start is not None:
+        search.take(start)
+    search.prove(0.5)
+    search.around(1.0)
+    return DagPlan(search.best, search.bound, search.infeasible, search.interrupted)
