@@ -257,10 +257,10 @@ def graph_plan_of(attempt: Attempt, gap: float = 0.01) -> GraphPlan:
     )
     if not isinstance(attempt, Planned):
         return replace(found, status=found.status if not attempt.plan.found else Status.UNKNOWN)
-    bound_s: float | None = attempt.bound_s
-    global_s: float | None = getattr(attempt.plan, "global_bound_s", None)
+    bound_s = attempt.bound_s
+    global_s = attempt.global_bound_s
     if global_s is not None:
-        bound_s = min(max(0.0, global_s), attempt.objective_s)
+        bound_s = global_s
     status = found.status
     if bound_s is not None and proved(gap, attempt.objective_s, bound_s, base_s) is Status.OPTIMAL:
         status = Status.OPTIMAL

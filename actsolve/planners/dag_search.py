@@ -209,7 +209,7 @@ class DagSearch:
             self._counted |= more
 
     def _spread(self, sequence: Sequence, known: set[Moment]) -> set[Moment]:
-        """Return some moments at which ``sequence`` is over the budget, not ``known`` ones: the worst of each of a few stretches."""
+        """Return some moments, not ``known``, at which ``sequence`` is over the budget: the worst of each of a few stretches."""
         memory = {m: b for m, b in bytes_at(sequence).items() if m not in known and b > self.dag.budget_bytes}
         ranked = sorted(memory, key=lambda m: -memory[m])
         apart = max(1, len({m.node for m in memory}) // _ADDED)

@@ -26,9 +26,9 @@ _NODES = 3000  # beyond that many ops it would find nothing in that time
 def smallest_budget(problem: Problem, options: PlannerOptions | None = None) -> tuple[int, Plan]:
     """Return the smallest budget found, in bytes, and a plan that meets it.
 
-    It is the least exact peak among those of windows (`smallest`), of the dynamic program for chains (`rotor`), and of a search that
-    replays ops as often as it takes. The budget of ``problem`` is not looked at. The plan is not minimised for time: hand it to
-    the planner as a seed, at that budget.
+    It is the least exact peak among those of windows (`smallest`), of the dynamic program for chains (`rotor`), and of a search
+    that replays ops as often as it takes. The budget of ``problem`` is not looked at. The plan is not minimised for time: hand it
+    to the planner as a seed, at that budget.
 
     Raises:
         InfeasibleBudget: the pinned values leave no plan.
