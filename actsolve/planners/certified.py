@@ -36,6 +36,7 @@ _SEGMENTS = 0.4  # of the time limit: for the program over segments, before the 
 _WINDOWS = 0.35  # and for these
 _ASIDE = 0.2  # and for what only recomputes, where values can be offloaded
 _COLUMNS = 150_000  # a program over segments that would be larger is not begun
+_TOO_MANY = 10_000  # ops for the greedy planner, which takes minutes on 20,000
 _EPSILON_S = 1e-9
 
 
@@ -69,7 +70,8 @@ def certified(problem: Problem, options: PlannerOptions | None = None) -> Plan:
 def _seeds(problem: Problem, options: PlannerOptions) -> Iterable[Plan]:
     """Baselines that are quick and that windows know nothing of: they run ops again more than once."""
     honoured = not problem.pinned_keep and not problem.pinned_recompute
-    return (b(problem, options) for b in (rotor, greedy, selective)) if honoured else ()
+    quick = (rotor, selective) if len(problem.graph.ops) > _TOO_MANY else (rotor, greedy, selective)
+    return (b(problem, options) for b in quick) if honoured else ()
 
 
 class _Best:
