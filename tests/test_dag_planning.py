@@ -45,7 +45,6 @@ def test_plans_against_brute_force() -> None:
 
 
 @pytest.mark.parametrize(("seed", "budget"), [(72, 52), (113, 45), (131, 58)])
-@pytest.mark.xfail(reason="segments_of leaves out replays for nodes after a segment, worth it while their inputs live")
 def test_the_bound_counts_replays_ahead_of_time(seed: int, budget: int) -> None:
     """The best schedule runs a node again before it is needed, while what that reads is still there for another."""
     dag = replace(random_dag(seed, 9), budget_bytes=budget)

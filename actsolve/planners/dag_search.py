@@ -21,13 +21,14 @@ from actsolve.planners.lp import Array, Limits, Outcome, Solution, solve
 from actsolve.planners.neighbourhood import Neighbourhood
 from actsolve.planners.options import PlannerOptions
 from actsolve.planners.repair import cleaned, repaired
-from actsolve.planners.segment_starts import bytes_at, in_order, moments_over, replays_for, start_of
+from actsolve.planners.segment_starts import bytes_at, in_order, replays_for, start_of
 from actsolve.planners.segments import Moment, Segment, SegmentModel, decoded, segments_of
 from actsolve.planners.sequence import Runner, Sequence
 
 STEP_GAP = 0.0005  # of all time: a schedule that near to the bound is optimal
 _WIDTHS = (16, 48)  # nearest ancestors that may run again for a node
 _ADDED = 4  # moments at a time to the program for the bound
+_MOMENTS = 400  # and to the others
 _REPAIR_S = 1.0
 
 
@@ -104,7 +105,7 @@ class DagSearch:
     def take(self, sequence: Sequence) -> bool:
         """Keep ``sequence`` if it is the best so far; return whether it is."""
         if not sequence.fits:
-            self.moments |= moments_over(sequence)
+            self.moments |= self._spread(sequence, self.moments, _MOMENTS)
             if self.nearest is None or sequence.excess < self.nearest.excess:
                 self.nearest = sequence
                 return self.best is None
@@ -154,7 +155,7 @@ class DagSearch:
     def columns(self) -> int:
         """About how many columns the program for the bound has, at first."""
         if not self._counted:
-            self._counted = self._spread(self.runner.run(np.arange(self.dag.n_nodes)), set())
+            self._counted = self._spread(self.runner.run(np.arange(self.dag.n_nodes)), set(), _ADDED)
         return 2 * sum(len(s.again) for s in segments_of(self.dag, self._counted, None, ordered=False))
 
     def whole(self, width: int, share: float) -> None:
@@ -203,21 +204,23 @@ class DagSearch:
             if found.x is None:
                 return
             sequence = self._take_decoded(segments, model.live_after(found.x))
-            more = self._spread(sequence, self._counted)
+            more = self._spread(sequence, self._counted, _ADDED)
             if not more:
                 return
             self._counted |= more
 
-    def _spread(self, sequence: Sequence, known: set[Moment]) -> set[Moment]:
-        """Return some moments, not ``known``, at which ``sequence`` is over the budget: the worst of each of a few stretches."""
+    def _spread(self, sequence: Sequence, known: set[Moment], n: int) -> set[Moment]:
+        """Return at most ``n`` moments, not ``known``, at which ``sequence`` is over the budget: the worst of each stretch."""
         memory = {m: b for m, b in bytes_at(sequence).items() if m not in known and b > self.dag.budget_bytes}
         ranked = sorted(memory, key=lambda m: -memory[m])
-        apart = max(1, len({m.node for m in memory}) // _ADDED)
-        chosen: list[Moment] = []
+        if len(ranked) <= n:
+            return set(ranked)
+        n_stretches = len({m.node for m in memory})
+        found: dict[int, Moment] = {}  # per stretch
+        place = {node: i for i, node in enumerate(sorted({m.node for m in memory}))}
         for moment in ranked:
-            if len(chosen) < _ADDED and all(abs(moment.node - other.node) >= apart for other in chosen):
-                chosen.append(moment)
-        return set(chosen)
+            found.setdefault(place[moment.node] * n // n_stretches, moment)
+        return set(found.values())
 
     def around(self, share: float) -> None:
         """Improve stretches of the best schedule, or of the one that exceeds the budget least."""

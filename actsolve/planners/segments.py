@@ -112,9 +112,18 @@ def segments_of(
 
 
 def _again(dag: Dag, firsts: range, width: int | None, also: Mapping[int, Collection[int]]) -> frozenset[int]:
-    """What may run again in a segment of these first runs."""
+    """What may run again in a segment of these first runs.
+
+    All that is read again by them or later: a replay may come early, while what it reads is still live. With a ``width``, only what
+    is soon read.
+    """
     possible = range(max(firsts.start, dag.replay_from), firsts.stop)
-    found = ancestors(dag, possible, None) if width is None else {u for node in possible for u in ancestors(dag, [node], width)}
+    if not possible:
+        return frozenset()
+    if width is None:
+        found = {u for u in ancestors(dag, range(possible.start, dag.n_nodes), None) if u < possible[-1]}
+    else:
+        found = {u for node in possible for u in ancestors(dag, [node], width)}
     return frozenset(found.union(*(also.get(node, ()) for node in possible)))
 
 
