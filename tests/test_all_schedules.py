@@ -190,7 +190,6 @@ def test_nothing_is_proven_that_is_not_so(tight: list[tuple[int, Problem, float]
         assert proven(within) <= best_s + 1e-9, seed
 
 
-@pytest.mark.xfail(strict=True, reason="the program lets no op run again in a segment where only a later one needs it")
 @pytest.mark.parametrize(("seed", "budget"), [(50075, 54), (50285, 54)])
 def test_nor_of_graphs_that_need_an_early_replay(seed: int, budget: int) -> None:
     within = replace(random_problem(seed, 7), budget_bytes=budget)
@@ -198,7 +197,6 @@ def test_nor_of_graphs_that_need_an_early_replay(seed: int, budget: int) -> None
     assert best is not None and proven(within) <= best.extra_s + 1e-9
 
 
-@pytest.mark.xfail(strict=True, reason="the program lets no op run again in a segment where only a later one needs it")
 def test_a_replay_before_what_it_reads_goes() -> None:
     """``x`` is large, and gone after b3; ``v``, of ``x``, is small, and read after a narrow place: it is made again before."""
     x0, tangent, x, v, y, z, g_y, h, g_v = range(9)
