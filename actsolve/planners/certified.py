@@ -35,6 +35,8 @@ from actsolve.simulate import Timeline, simulate
 _SEGMENTS = 0.4  # of the time limit: for the program over segments, before the windows
 _WINDOWS = 0.35  # and for these
 _ASIDE = 0.2  # and for what only recomputes, where values can be offloaded
+_LARGE = 1000  # ops: there the windows are the quicker of the two, and go first
+_AT_LEAST_S = 2.0
 _COLUMNS = 150_000  # a program over segments that would be larger is not begun
 _TOO_MANY = 10_000  # ops for the greedy planner, which takes minutes on 20,000
 _EPSILON_S = 1e-9
@@ -57,13 +59,16 @@ def certified(problem: Problem, options: PlannerOptions | None = None) -> Plan:
         return milp(problem, options)
     for seed in (*options.seeds, *_seeds(problem, options)):
         best.take(seed)
-    if problem.pinned_recompute:  # the program over segments knows no such pins
-        best.take(_windows(best, 1.0))
-    elif problem.offloadable:
-        _only_recompute(best)
-        best.take(_windows(best, 1.0))
-    else:
-        _prove(best)
+    try:
+        if problem.pinned_recompute:  # the program over segments knows no such pins
+            best.take(_windows(best, 1.0))
+        elif problem.offloadable:
+            _only_recompute(best)
+        else:
+            _prove(best)
+    except KeyboardInterrupt:  # between two solves: the solver itself returns what it has
+        if best.plan is None:
+            raise
     return best.result()
 
 
@@ -130,31 +135,38 @@ def _windows(best: _Best, share: float) -> Plan:
 
 
 def _only_recompute(best: _Best) -> None:
-    """Take the best plan that offloads nothing."""
+    """Take the best plan that offloads nothing, and that of the windows."""
     problem = replace(best.problem, links=None, host_budget_bytes=None)
     search = _search(problem, best, best.left_s(_ASIDE))
     if search is not None and not search.infeasible:
         search.prove(1.0)
         if search.best is not None:
             best.take(plan_of(problem, search.best))
+        if search.interrupted:
+            return
+    best.take(_windows(best, 1.0))
 
 
 def _prove(best: _Best) -> None:
-    """Search for the best plan that recomputes, and for a bound on all."""
+    """Search for the best plan that recomputes, and for a bound on all.
+
+    Once a plan is optimal in the class of the windows, the rest is to see whether others are better: that gets as long again.
+    """
     problem = best.problem
     search = _search(problem, best, best.left_s())
     if search is None:
         best.take(_windows(best, 1.0))
         return
-    if not search.infeasible:
+    if len(problem.graph.ops) <= _LARGE and not search.infeasible:
         search.prove(_SEGMENTS)
     if not search.done:
         plan = _windows(best, _SEGMENTS + _WINDOWS)
         best.take(plan)
         if best.timeline is not None:
             search.take(search.runner.run(nodes_of(problem, best.timeline.schedule)))
-        if plan.status is Status.OPTIMAL:  # of its class: what is left is to see whether others are better
-            search.prove(_SEGMENTS + _WINDOWS)
+        if plan.status is Status.OPTIMAL:
+            spent_s = best.options.time_limit_s - best.left_s()
+            search.prove(min(1.0, (2 * spent_s + _AT_LEAST_S) / best.options.time_limit_s))
         else:
             search.run()
     if search.infeasible:
@@ -162,6 +174,8 @@ def _prove(best: _Best) -> None:
         return
     if search.best is not None:
         best.take(plan_of(problem, search.best))
+    elif best.nothing.status is Status.INFEASIBLE:  # of the windows' class, which is not all that was looked for
+        best.nothing = Plan("milp", status=Status.UNKNOWN, note="nothing fits that replays each op once")
     best.global_bound_s = search.bound
 
 

@@ -110,13 +110,18 @@ class LinearModel:
         return len(self.row_lower)
 
     def to_pulp(self) -> pulp.LpProblem:
-        """Return the same program for PuLP; column i is named ``x<i>``."""
+        """Return the same program for PuLP; column i is named ``x<i>``.
+
+        Columns of no row and no cost are left out: the files that PuLP writes for other solvers name their bounds alone, and CBC
+        does not take that.
+        """
         problem = pulp.LpProblem("actsolve", pulp.LpMinimize)
         columns = [
             pulp.LpVariable(f"x{i}", _finite(low), _finite(high), pulp.LpInteger if integer else pulp.LpContinuous)
             for i, (low, high, integer) in enumerate(zip(self.column_lower, self.column_upper, self.integer, strict=True))
         ]
-        problem.addVariables(columns)
+        used = set(self.index)
+        problem.addVariables([c for i, c in enumerate(columns) if i in used or self.cost[i]])
         problem.setObjective(pulp.LpAffineExpression([(c, v) for c, v in zip(columns, self.cost, strict=True) if v]))
         for row in range(self.n_rows):
             span = range(self.row_start[row], self.row_start[row + 1])
