@@ -54,8 +54,8 @@ class Plan:
         status: What was proved. With INFEASIBLE and UNKNOWN the plan holds no decisions.
         bound_s: Proven lower bound on the extra seconds over keep-all, over the plans of the
             planner's class; None if it has no bound.
-        global_bound_s: Proven lower bound on them over every schedule with the same first runs that offloads nothing, whatever it
-            replays and however often; None where values may be offloaded, or nothing was proven.
+        global_bound_s: Proven lower bound on them over every schedule with the same first runs that replays in the backward and
+            offloads nothing, whatever it replays and however often; None where values may be offloaded, or nothing was proven.
         solve_s: Wall seconds spent planning.
         note: Why a planner does not apply, or what it wants to say, for reports.
     """

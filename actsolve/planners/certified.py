@@ -46,7 +46,7 @@ def certified(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     """Return the plan that takes the least time within the budget, to within the gap, and what is proven of it.
 
     `Plan.bound_s` holds for the plans of the class that the plan is of; `Plan.global_bound_s` for every schedule with these first
-    runs that offloads nothing.
+    runs that replays in the backward and offloads nothing.
 
     Raises:
         UsageError: a pin cannot be honoured.

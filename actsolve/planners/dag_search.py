@@ -170,13 +170,13 @@ class DagSearch:
             if found.x is None:
                 return
             known = set(self.moments)
-            self._take_decoded(segments, model.live_after(found.x))
+            self._take_decoded(segments, model.live_after(found.x), model.again_in(found.x))
             if self.moments <= known:
                 return
 
-    def _take_decoded(self, segments: list[Segment], live_after: list[set[int]]) -> Sequence:
+    def _take_decoded(self, segments: list[Segment], live_after: list[set[int]], again: list[set[int]]) -> Sequence:
         """Take the schedule of a solution, repaired if that can be done; return it as it was."""
-        sequence = self.runner.run(np.array(decoded(self.dag, segments, live_after), dtype=np.int64))
+        sequence = self.runner.run(np.array(decoded(self.dag, segments, live_after, again), dtype=np.int64))
         self.take(sequence)
         if not sequence.fits:
             fixed = repaired(sequence, min(self.deadline, time.perf_counter() + _REPAIR_S))
@@ -203,7 +203,7 @@ class DagSearch:
                 self.bound = max(self.bound, found.bound * model.scale)
             if found.x is None:
                 return
-            sequence = self._take_decoded(segments, model.live_after(found.x))
+            sequence = self._take_decoded(segments, model.live_after(found.x), model.again_in(found.x))
             more = self._spread(sequence, self._counted, _ADDED)
             if not more:
                 return

@@ -71,7 +71,8 @@ class Neighbourhood:
 
     def _take(self, model: SegmentModel, x: Array) -> Sequence:
         runner = self.sequence.runner
-        new = runner.run(np.array(decoded(self.dag, model.segments, model.live_after(x)), dtype=np.int64))
+        nodes = decoded(self.dag, model.segments, model.live_after(x), model.again_in(x))
+        new = runner.run(np.array(nodes, dtype=np.int64))
         more = moments_over(new) - self.moments
         better = _worth(new) <= _worth(self.sequence)  # also where it is only another one: a way out of where it is stuck
         if better:

@@ -220,7 +220,7 @@ class SegmentModel:
         reads = dag.replay_reads[node] if again else dag.reads[node]
         resident = dag.replay_resident if again else dag.resident[node]
         own = {*reads, *dag.makes[node]}
-        run_bytes = sum(dag.sizes[v] for v in own) + dag.workspace[node]
+        run_bytes = sum(dag.sizes[v] for v in own) + dag.workspace[node] + (self._remade_bytes(node) if again else 0)
         columns: list[int] = []
         bytes_: list[float] = []
         for value in self._possible(index):
@@ -256,11 +256,15 @@ class SegmentModel:
             return
         own = {*dag.replay_reads[node], *dag.makes[node]}
         last = self.segments[index].firsts[-1]
-        run_bytes = sum(dag.sizes[v] for v in own) + dag.workspace[node]
-        if (shared := dag.in_place[node]) is not None:
-            run_bytes -= dag.sizes[shared[0]]
+        run_bytes = sum(dag.sizes[v] for v in own) + dag.workspace[node] + self._remade_bytes(node)
         columns, bytes_ = [run], [float(run_bytes)]
-        for value in self._possible(index):
+        if (shared := dag.in_place[node]) is not None and shared[0] not in dag.held:
+            in_place = self.model.column()
+            self._at_most(in_place, [run])
+            self._not_saved(in_place, shared[0], index)
+            columns.append(in_place)
+            bytes_.append(-dag.sizes[shared[0]])
+        for value in sorted({*self._possible(index), *dag.reads[last]}):
             if value in own or not dag.sizes[value] or self._first_in[dag.maker[value]] == index:
                 continue
             column = self._throughout(value, index, needed=value in dag.reads[last])
@@ -269,6 +273,10 @@ class SegmentModel:
                 bytes_.append(dag.sizes[value])
         unit = max(1.0, float(dag.budget_bytes))
         self.model.row(-INFINITY, (dag.budget_bytes - dag.replay_resident) / unit, columns, [b / unit for b in bytes_])
+
+    def _remade_bytes(self, node: int) -> int:
+        """Bytes of what a replay of ``node`` makes beside a copy that stays: it counts twice meanwhile."""
+        return sum(self.dag.sizes[v] for v in self.dag.makes[node] if v in self.dag.held)
 
     def _throughout(self, value: int, index: int, *, needed: bool) -> int | None:
         """The column that says whether ``value`` is live all through a segment: ``needed`` at its end or left, and not remade."""
@@ -292,7 +300,14 @@ class SegmentModel:
             self.model.row(-INFINITY, 1.0, [column, after], [1.0, 1.0])
         if run is not None:
             self._at_most(column, [run])
+        self._not_saved(column, source, index)
         return column
+
+    def _not_saved(self, column: int, source: int, index: int) -> None:
+        """What the forward has saved is not overwritten where replays are: only what was made again, or first, there."""
+        dag, maker = self.dag, self.dag.maker[source]
+        if self.segments[index].firsts.stop > dag.replay_from > maker:
+            self._at_most(column, [c for i in range(index + 1) if (c := self.again.get((maker, i))) is not None])
 
     def _possible(self, index: int) -> Iterable[int]:
         """Values that may be live when a segment ends."""
@@ -314,6 +329,14 @@ class SegmentModel:
                 found[column] = first, last - 1
         return found
 
+    def again_in(self, x: Array) -> list[set[int]]:
+        """Return, per segment, the nodes that run again in it."""
+        found: list[set[int]] = [set() for _ in self.segments]
+        for (node, index), column in self.again.items():
+            if x[column] > 0.5:
+                found[index].add(node)
+        return found
+
     def live_after(self, x: Array) -> list[set[int]]:
         """Return, per segment, the values that are live when it ends."""
         found: list[set[int]] = [set() for _ in self.segments]
@@ -328,14 +351,18 @@ class SegmentModel:
 _ALWAYS = -1
 
 
-def decoded(dag: Dag, segments: Sequence[Segment], live_after: Sequence[Collection[int]]) -> list[int]:
+def decoded(
+    dag: Dag, segments: Sequence[Segment], live_after: Sequence[Collection[int]], again: Sequence[Collection[int]] = ()
+) -> list[int]:
     """Return the sequence in which each node runs again just when it is needed, given what is live between segments.
 
     Within a segment, replays for one first run, and those for its end, come in the order of the nodes.
     """
     sequence: list[int] = []
     available: set[int] = set()
-    for segment, after in zip(segments, live_after, strict=True):
+    for index, (segment, after) in enumerate(zip(segments, live_after, strict=True)):
+        for node in again[index] if again else ():  # made once more though it may be there: a copy that can be overwritten
+            available.difference_update(v for v in dag.makes[node] if v not in dag.held)
         moment = segment.moment
         for node in segment.firsts:
             wanted = list(dag.reads[node])
