@@ -150,7 +150,7 @@ def _only_recompute(best: _Best) -> None:
 def _prove(best: _Best) -> None:
     """Search for the best plan that recomputes, and for a bound on all.
 
-    Once a plan is optimal in the class of the windows, the rest is to see whether others are better: that gets as long again.
+    Once a plan is optimal in the class of the windows, the rest is to see whether others are better: that gets half as long again.
     """
     problem = best.problem
     search = _search(problem, best, best.left_s())
@@ -166,7 +166,7 @@ def _prove(best: _Best) -> None:
             search.take(search.runner.run(nodes_of(problem, best.timeline.schedule)))
         if plan.status is Status.OPTIMAL:
             spent_s = best.options.time_limit_s - best.left_s()
-            search.prove(min(1.0, (2 * spent_s + _AT_LEAST_S) / best.options.time_limit_s))
+            search.prove(min(1.0, (1.5 * spent_s + _AT_LEAST_S) / best.options.time_limit_s))
         else:
             search.run()
     if search.infeasible:

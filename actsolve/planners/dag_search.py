@@ -30,6 +30,8 @@ _WIDTHS = (16, 48)  # nearest ancestors that may run again for a node
 _ADDED = 4  # moments at a time to the program for the bound
 _MOMENTS = 400  # and to the others
 _REPAIR_S = 1.0
+_SLICE = 0.03  # of the time limit, for one program of those for the bound; where that was not enough,
+_LONGER = 1.5  # times as much for the next
 
 
 @dataclass(frozen=True)
@@ -189,24 +191,27 @@ class DagSearch:
 
         A program with few moments is solved to the end in a second where one with all of them is not in a minute.
         """
+        slice_s = _SLICE * self.options.time_limit_s
         while not self.done and self._until(share) > 0:
             self.columns()
             segments = segments_of(self.dag, self._counted, None, ordered=False)
             model = SegmentModel(self.dag, segments)
             start = None if self.best is None else start_of(model, self.best)
-            found = self._solve(model, self._until(share), self.options.gap / 5, start)
+            found = self._solve(model, min(slice_s, self._until(share)), self.options.gap / 5, start)
             if found.outcome is Outcome.INFEASIBLE:
                 n = len(self._counted)
                 self.infeasible = f"at {n} of the runs alone every schedule with this order of first runs needs more"
                 return
             if found.bound is not None:
                 self.bound = max(self.bound, found.bound * model.scale)
-            if found.x is None:
+            more: set[Moment] = set()
+            if found.x is not None:
+                sequence = self._take_decoded(segments, model.live_after(found.x), model.again_in(found.x))
+                more = self._spread(sequence, self._counted, _ADDED)
+            if not more and found.outcome is Outcome.OPTIMAL:
                 return
-            sequence = self._take_decoded(segments, model.live_after(found.x), model.again_in(found.x))
-            more = self._spread(sequence, self._counted, _ADDED)
-            if not more:
-                return
+            if found.outcome is not Outcome.OPTIMAL:
+                slice_s *= _LONGER
             self._counted |= more
 
     def _spread(self, sequence: Sequence, known: set[Moment], n: int) -> set[Moment]:

@@ -52,12 +52,14 @@ class Segment:
         again: Nodes that may run again in it.
         moment: What ends it; None if memory is not counted at its end.
         inner: Nodes that run again somewhere in it: at that time what is live throughout the segment is counted.
+        early: Those of ``again`` that no first run in it needs, only later ones.
     """
 
     firsts: range
     again: frozenset[int]
     moment: Moment | None
     inner: tuple[int, ...] = ()
+    early: frozenset[int] = frozenset()
 
 
 def ancestors(dag: Dag, nodes: Iterable[int], width: int | None) -> set[int]:
@@ -106,7 +108,9 @@ def segments_of(
             found.append(Segment(range(node, node), before, Moment(node, replay)))
             allowed -= before
         last = next((m for m in of_node.get(node, ()) if m.replay is None), None)
-        found.append(Segment(range(start, node + 1), allowed, last, () if ordered else tuple(inner)))
+        needed = allowed if ordered else ancestors(dag, range(max(start, dag.replay_from), node + 1), None)
+        early = allowed - needed
+        found.append(Segment(range(start, node + 1), allowed, last, () if ordered else tuple(inner), early))
         start = node + 1
     return found
 
@@ -192,6 +196,8 @@ class SegmentModel:
         for (node, index), column in self.again.items():
             for value in self.dag.replay_reads[node]:
                 self._needs(column, value, index)
+            if node in self.segments[index].early:
+                self._early(column, node, index)
 
     def _made_in(self, value: int, segment: int) -> int | None:
         """The column that says whether ``value`` is made in ``segment``; `_ALWAYS` if it is in any case."""
@@ -210,6 +216,20 @@ class SegmentModel:
             self.model.row(1.0, INFINITY, sources, [1.0] * len(sources))
         else:
             self._at_most(column, sources)
+
+    def _early(self, column: int, node: int, index: int) -> None:
+        """A replay ahead of time is worth it only if its outputs stay, and something that it reads does not.
+
+        Else it can as well come right after this segment, unless it takes workspace, or overwrites what it reads.
+        """
+        leaving = [c for v in self.dag.makes[node] if (c := self._leaving(v, index)) is not None]
+        self._at_most(column, leaving)
+        if self.dag.workspace[node] or self.dag.in_place[node] is not None:
+            return
+        reads = [v for v in self.dag.replay_reads[node] if v not in self.dag.held]
+        stay = [c for v in reads if (c := self._leaving(v, index)) is not None]
+        if len(stay) == len(reads):
+            self.model.row(-INFINITY, float(len(stay)), [column, *stay], [1.0] * (1 + len(stay)))
 
     def _at_most(self, column: int, others: list[int]) -> None:
         self.model.row(-INFINITY, 0.0, [column, *others], [1.0] + [-1.0] * len(others))
