@@ -30,7 +30,9 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [batch, seq, width] to the same shape."""
-        q, k, v = (part.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = (
+            part.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)
+        )
         dropout = self.dropout if self.training else 0.0
         heads = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=self.causal)
         out: Tensor = self.project(heads.transpose(1, 2).flatten(2))

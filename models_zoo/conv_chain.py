@@ -19,7 +19,9 @@ class ConvChain(nn.Module):
 
     def __init__(self, *, layers: int, width: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(*(nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.ReLU()) for _ in range(layers)))
+        self.layers = nn.Sequential(
+            *(nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.ReLU()) for _ in range(layers))
+        )
         init_relu_(self)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -33,7 +35,9 @@ def mean_square(output: Tensor) -> Tensor:
     return output.float().square().mean()
 
 
-def training_step(*, layers: int = 100, width: int = 64, image: int = 56, batch: int = 32, dtype: str = "fp32") -> TrainingStep:
+def training_step(
+    *, layers: int = 100, width: int = 64, image: int = 56, batch: int = 32, dtype: str = "fp32"
+) -> TrainingStep:
     """Return one step that shrinks the output of a fixed batch; the loss is outside the model."""
     with default_dtype(dtype):
         model = ConvChain(layers=layers, width=width)

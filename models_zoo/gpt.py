@@ -144,7 +144,9 @@ def training_step(
 
 
 SIZES = [
-    Size("gpt-mini", "byte-level GPT", training_step, layers=6, width=256, heads=8, batch=4, seq=256, vocab=256),
+    Size(
+        "gpt-mini", "byte-level GPT", training_step, layers=6, width=256, heads=8, batch=4, seq=256, vocab=256
+    ),
     Size("gpt-small", "GPT-2, 124M", training_step, layers=12, width=768, heads=12),
     Size("gpt-medium", "GPT-2 medium, 355M", training_step, layers=24, width=1024, heads=16),
     Size("gpt-large", "GPT-2 large, 774M", training_step, layers=36, width=1280, heads=20),

@@ -54,7 +54,10 @@ class GroupedQueryAttention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Map [batch, seq, width] to the same shape; cos and sin are [seq, width / heads]."""
-        q, k, v = (projection(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for projection in (self.q, self.k, self.v))
+        q, k, v = (
+            projection(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+            for projection in (self.q, self.k, self.v)
+        )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         heads = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         out: Tensor = self.project(heads.transpose(1, 2).flatten(2))

@@ -40,7 +40,9 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), labels)
 
 
-def training_step(*, layers: int, width: int, batch: int, classes: int = 10, dtype: str = "fp32") -> TrainingStep:
+def training_step(
+    *, layers: int, width: int, batch: int, classes: int = 10, dtype: str = "fp32"
+) -> TrainingStep:
     """Return one step of classification on a fixed batch; the loss, outside the model, holds the labels."""
     with default_dtype(dtype):
         model = MLP(layers=layers, width=width, classes=classes)

@@ -31,7 +31,9 @@ def scaled(channels: int, width_mult: float) -> int:
     return rounded if rounded >= 0.9 * wanted else rounded + 8
 
 
-def conv_bn_relu(in_channels: int, channels: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+def conv_bn_relu(
+    in_channels: int, channels: int, kernel: int, stride: int = 1, groups: int = 1
+) -> nn.Sequential:
     """Return a convolution, its batch norm, and a ReLU that is cut off at 6."""
     return nn.Sequential(
         nn.Conv2d(in_channels, channels, kernel, stride, padding=kernel // 2, groups=groups, bias=False),

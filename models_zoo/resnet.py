@@ -145,7 +145,9 @@ def training_step(
 SIZES = [
     Size("resnet18-mini", "ResNet-18 on small images", training_step, depth=18, image=64, batch=16),
     Size("resnet18", "ResNet-18", training_step, depth=18),
-    Size("resnet50-mini", "narrow ResNet-50", training_step, depth=50, width=16, image=64, batch=32, classes=10),
+    Size(
+        "resnet50-mini", "narrow ResNet-50", training_step, depth=50, width=16, image=64, batch=32, classes=10
+    ),
     Size("resnet50", "ResNet-50", training_step, depth=50),
     Size("resnet152", "ResNet-152", training_step, depth=152),
 ]

@@ -51,7 +51,9 @@ class UNet(nn.Module):
         channels = [width * 2**level for level in range(layers + 1)]
         ins = [3, *channels]
         self.pool = nn.MaxPool2d(2)
-        self.down = nn.ModuleList(double_conv(ins[level], channels[level], batch_norm) for level in range(layers + 1))
+        self.down = nn.ModuleList(
+            double_conv(ins[level], channels[level], batch_norm) for level in range(layers + 1)
+        )
         self.up = nn.ModuleList(Up(channels[level], batch_norm) for level in reversed(range(layers)))
         self.head = nn.Conv2d(width, classes, 1)
         init_relu_(self)

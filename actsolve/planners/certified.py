@@ -150,7 +150,7 @@ def _only_recompute(best: _Best) -> None:
 def _prove(best: _Best) -> None:
     """Search for the best plan that recomputes, and for a bound on all.
 
-    Once a plan is optimal in the class of the windows, the rest is to see whether others are better: that gets half as long again.
+    Once a plan is optimal in the class of the windows, what is left is whether others are better: that gets half as long again.
     """
     problem = best.problem
     search = _search(problem, best, best.left_s())

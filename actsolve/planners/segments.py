@@ -118,8 +118,8 @@ def segments_of(
 def _again(dag: Dag, firsts: range, width: int | None, also: Mapping[int, Collection[int]]) -> frozenset[int]:
     """What may run again in a segment of these first runs.
 
-    All that is read again by them or later: a replay may come early, while what it reads is still live. With a ``width``, only what
-    is soon read.
+    All that is read again by them or later: a replay may come early, while what it reads is still live. With a ``width``, only
+    what is soon read.
     """
     possible = range(max(firsts.start, dag.replay_from), firsts.stop)
     if not possible:
