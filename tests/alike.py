@@ -64,7 +64,7 @@ def planned_module(step: TrainingStep, captured: Captured, schedule: Schedule) -
 
     runtime = Runtime(step.model, step.loss_fn, refuse, "raise")
     module = optimized_module(runtime)
-    planned: Any = SimpleNamespace(schedule=schedule)
+    planned: Any = SimpleNamespace(schedule=schedule, notes=())
     runtime.plan_first(step, lambda: compile_step(captured, planned))
     return module
 

@@ -22,6 +22,7 @@ from torch import nn
 from actsolve.capture.captured import Captured, capture
 from actsolve.check import check
 from actsolve.compiled import CompiledStep, compile_step
+from actsolve.cost.link_speed import EMULATED
 from actsolve.links import Links
 from actsolve.module import Runtime, optimized_module
 from actsolve.problem import Problem
@@ -91,7 +92,7 @@ class Trained:
         self.step = given
         self.runtime = Runtime(given.model, given.loss_fn, refuse, "raise")
         self.module = optimized_module(self.runtime)
-        planned: Any = SimpleNamespace(schedule=schedule, problem=SimpleNamespace(links=links))
+        planned: Any = SimpleNamespace(schedule=schedule, notes=(EMULATED,), problem=SimpleNamespace(links=links))
         self.runtime.plan_first(given, lambda: compile_step(captured, planned, options=options))
 
     @property

@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from actsolve.capture.captured import Captured, capture
 from actsolve.compiled import compile_step
+from actsolve.cost.link_speed import EMULATED
 from actsolve.errors import ScheduleError, UsageError
 from actsolve.lower import Lowered, lower, lower_backward
 from actsolve.plan import Copies
@@ -95,7 +96,8 @@ def test_nothing_that_copies_is_refused() -> None:
     captured = mlp()
     with pytest.raises(ScheduleError, match="copy_back of sigmoid, and there is nothing that copies"):
         lower(captured, scheduled(captured, free_at=0, back_at=2))
-    planned: Any = SimpleNamespace(schedule=scheduled(captured, free_at=0, back_at=2), problem=SimpleNamespace(links=None))
+    schedule = scheduled(captured, free_at=0, back_at=2)
+    planned: Any = SimpleNamespace(schedule=schedule, problem=SimpleNamespace(links=None), notes=(EMULATED,))
     with pytest.raises(ScheduleError, match="no link is known"):
         compile_step(captured, planned)
 
@@ -131,5 +133,5 @@ def test_a_storage_of_another_size_is_refused() -> None:
 def test_a_step_without_copies_has_no_engine() -> None:
     captured = capture(of(lambda m, h: m.a(h).sum()))
     graph = captured.graph
-    planned: Any = SimpleNamespace(schedule=build_schedule(graph, frozenset(graph.decidable)))
+    planned: Any = SimpleNamespace(schedule=build_schedule(graph, frozenset(graph.decidable)), notes=(EMULATED,))
     assert compile_step(captured, planned).backward.engine is None

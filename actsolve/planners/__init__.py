@@ -62,8 +62,11 @@ def plan(problem: Problem, name: str = "milp", options: PlannerOptions | None = 
     """
     if name not in PLANNERS:
         raise UsageError(f"no planner is called {name!r}", try_="one of " + ", ".join(PLANNERS))
+    options = options or PlannerOptions()
+    if name == "milp":
+        require_solver(options.solver)
     start = time.perf_counter()
-    found = PLANNERS[name](problem, options or PlannerOptions())
+    found = PLANNERS[name](problem, options)
     return replace(found, solve_s=time.perf_counter() - start)
 
 

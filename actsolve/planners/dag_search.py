@@ -30,7 +30,8 @@ _WIDTHS = (16, 48)  # nearest ancestors that may run again for a node
 _ADDED = 4  # moments at a time to the program for the bound
 _MOMENTS = 400  # and to the others
 _REPAIR_S = 1.0
-_SLICE = 0.03  # of the time limit, for one program of those for the bound; where that was not enough,
+_SLICE = 0.03  # of the time limit, for one program of those for the bound,
+_SLICE_S = 2.0  # but no less; where that was not enough,
 _LONGER = 1.5  # times as much for the next
 
 
@@ -191,7 +192,7 @@ class DagSearch:
 
         A program with few moments is solved to the end in a second where one with all of them is not in a minute.
         """
-        slice_s = _SLICE * self.options.time_limit_s
+        slice_s = max(_SLICE_S, _SLICE * self.options.time_limit_s)
         while not self.done and self._until(share) > 0:
             self.columns()
             segments = segments_of(self.dag, self._counted, None, ordered=False)

@@ -38,6 +38,9 @@ def smallest_budget(problem: Problem, options: PlannerOptions | None = None) -> 
     options = options or PlannerOptions()
     deeper = tuple(seed for seed in options.seeds if seed.replays is not None)
     peak_bytes, plan = of_windows(problem, replace(options, seeds=tuple(s for s in options.seeds if s.replays is None)))
+    for other in deeper:
+        if (other_bytes := _timeline(problem, other).peak_bytes) < peak_bytes:
+            peak_bytes, plan = other_bytes, other
     if problem.offloadable or problem.pinned_recompute or problem.pinned_keep:
         return peak_bytes, plan
     dag = dag_of(problem)
@@ -45,9 +48,9 @@ def smallest_budget(problem: Problem, options: PlannerOptions | None = None) -> 
     least_bytes = max(held_bytes, *map(dag.needs, range(dag.n_nodes)))
     if peak_bytes <= least_bytes:
         return peak_bytes, plan
-    for other in (*deeper, rotor(replace(problem, budget_bytes=least_bytes), options)):
-        if other.found and (other_bytes := _timeline(problem, other).peak_bytes) < peak_bytes:
-            peak_bytes, plan = other_bytes, other
+    chain = rotor(replace(problem, budget_bytes=least_bytes), options)
+    if chain.found and (chain_bytes := _timeline(problem, chain).peak_bytes) < peak_bytes:
+        peak_bytes, plan = chain_bytes, chain
     if dag.n_nodes <= _NODES and peak_bytes > least_bytes:
         start = Runner(dag).run(nodes_of(problem, _timeline(problem, plan).schedule))
         brief = replace(options, time_limit_s=min(_TIME_LIMIT_S, options.time_limit_s))

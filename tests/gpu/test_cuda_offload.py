@@ -22,6 +22,7 @@ import models_zoo
 from actsolve.capture.captured import Captured, capture
 from actsolve.check import check
 from actsolve.compiled import compile_step
+from actsolve.cost.link_speed import EMULATED
 from actsolve.cost.optimizers import new_optimizer
 from actsolve.experiments import late_out, on_demand, synchronous
 from actsolve.links import Links
@@ -70,7 +71,7 @@ def compiled(step: TrainingStep, captured: Captured, schedule: Schedule, options
     """The module, and the engine that copies for it."""
     runtime = Runtime(step.model, step.loss_fn, lambda *_: pytest.fail("planned anew"), "raise")
     module = optimized_module(runtime)
-    planned: Any = SimpleNamespace(schedule=schedule, problem=SimpleNamespace(links=LINKS))
+    planned: Any = SimpleNamespace(schedule=schedule, notes=(EMULATED,), problem=SimpleNamespace(links=LINKS))
     runtime.plan_first(step, lambda: compile_step(captured, planned, options=options))
     assert runtime.first is not None
     return module, runtime.first.backward.engine
