@@ -37,6 +37,7 @@ _WINDOWS = 0.35  # and for these
 _ASIDE = 0.2  # and for what only recomputes, where values can be offloaded
 _LARGE = 1000  # ops: there the windows are the quicker of the two, and go first
 _AT_LEAST_S = 2.0
+_IN_DOUBT = 0.15  # of the time limit, where neither a plan nor a proof was found
 _COLUMNS = 150_000  # a program over segments that would be larger is not begun
 _TOO_MANY = 10_000  # ops for the greedy planner, which takes minutes on 20,000
 _EPSILON_S = 1e-9
@@ -158,7 +159,7 @@ def _prove(best: _Best) -> None:
         best.take(_windows(best, 1.0))
         return
     if len(problem.graph.ops) <= _LARGE and not search.infeasible:
-        search.prove(_SEGMENTS)
+        search.prove(_SEGMENTS if best.plan is not None else _IN_DOUBT)
     if not search.done:
         plan = _windows(best, _SEGMENTS + _WINDOWS)
         best.take(plan)
@@ -168,6 +169,8 @@ def _prove(best: _Best) -> None:
             spent_s = best.options.time_limit_s - best.left_s()
             search.prove(min(1.0, (1.5 * spent_s + _AT_LEAST_S) / best.options.time_limit_s))
         else:
+            if best.plan is None:  # a budget that nothing fits, perhaps: who asks wants to know soon
+                search.deadline = min(search.deadline, time.perf_counter() + _IN_DOUBT * best.options.time_limit_s)
             search.run()
     if search.infeasible:
         best.nothing = Plan("milp", status=Status.INFEASIBLE, note=search.infeasible)

@@ -130,7 +130,8 @@ class DagSearch:
 
     def _until(self, share: float) -> float:
         """Seconds left until a share of the time limit has passed."""
-        return max(0.0, self.begin + share * self.options.time_limit_s - time.perf_counter())
+        end = min(self.deadline, self.begin + share * self.options.time_limit_s)
+        return max(0.0, end - time.perf_counter())
 
     def _solve(self, model: SegmentModel, time_limit_s: float, gap: float, start: Array | None = None) -> Solution:
         least = STEP_GAP / 5 * sum(self.dag.time) / model.scale
