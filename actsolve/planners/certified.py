@@ -176,7 +176,11 @@ def _prove(best: _Best) -> None:
         best.nothing = Plan("milp", status=Status.INFEASIBLE, note=search.infeasible)
         return
     if search.best is not None:
-        best.take(plan_of(problem, search.best))
+        extra_s = search.best.extra_time
+        proven = best.plan is not None and best.plan.status is Status.OPTIMAL and best.timeline is not None
+        # A hair's breadth is not worth the loss of a proof: that of the windows does not hold for what replays more than once.
+        if not proven or best.timeline is None or extra_s < best.timeline.extra_s * (1 - best.options.gap) or search.bound > 0.98 * extra_s:
+            best.take(plan_of(problem, search.best))
     elif best.nothing.status is Status.INFEASIBLE:  # of the windows' class, which is not all that was looked for
         best.nothing = Plan("milp", status=Status.UNKNOWN, note="nothing fits that replays each op once")
     best.global_bound_s = search.bound
