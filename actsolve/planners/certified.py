@@ -179,7 +179,8 @@ def _prove(best: _Best) -> None:
         extra_s = search.best.extra_time
         proven = best.plan is not None and best.plan.status is Status.OPTIMAL and best.timeline is not None
         # A hair's breadth is not worth the loss of a proof: that of the windows does not hold for what replays more often.
-        if not proven or best.timeline is None or extra_s < best.timeline.extra_s * (1 - best.options.gap) or search.bound > 0.98 * extra_s:
+        slower_s = best.timeline.extra_s if proven and best.timeline is not None else float("inf")
+        if extra_s < slower_s * (1 - best.options.gap) or search.bound > 0.98 * extra_s:
             best.take(plan_of(problem, search.best))
     elif best.nothing.status is Status.INFEASIBLE:  # of the windows' class, which is not all that was looked for
         best.nothing = Plan("milp", status=Status.UNKNOWN, note="nothing fits that replays each op once")
