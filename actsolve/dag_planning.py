@@ -7,15 +7,13 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from actsolve.check_dag import replayed_peak_bytes
 from actsolve.dag import Dag
 from actsolve.dag_file import FORMAT
 from actsolve.errors import InfeasibleBudget, ScheduleError
 from actsolve.graph_plan import GraphPlan, proved
 from actsolve.plan import Status
-from actsolve.planners.dag_search import DagPlan, DagSearch, too_large
+from actsolve.planners.dag_search import DagPlan, plan_dag
 from actsolve.planners.options import PlannerOptions
 from actsolve.planners.sequence import Sequence
 from actsolve.planners.smallest_dag import smallest_dag_budget
@@ -67,41 +65,23 @@ def plan_dag_within(task: DagTask, mem_budget: str) -> GraphPlan:
     seed: Sequence | None = None
     if budget.is_smallest:
         task.stage("searching for the smallest budget")
-        seed = smallest_dag_budget(dag, task.search_options, plan_or_stop)
+        seed = smallest_dag_budget(dag, task.search_options, plan_dag)
         budget = Budget(size_bytes=seed.peak_bytes)
     dag = replace(dag, budget_bytes=budget.resolve(0, in_order))
     task.stage(f"planning {dag.n_nodes} nodes")
-    found = plan_or_stop(dag, task.options, seed)
+    found = plan_dag(dag, task.options, seed)
     smallest = None
     if found.sequence is None and not found.interrupted:
         task.stage("searching for the smallest budget")
-        smallest = smallest_dag_budget(dag, task.search_options, plan_or_stop)
+        smallest = smallest_dag_budget(dag, task.search_options, plan_dag)
         if smallest.peak_bytes <= dag.budget_bytes:  # here a schedule is, to start from
             bound = found.bound
-            found = plan_or_stop(dag, task.search_options, smallest)
+            found = plan_dag(dag, task.search_options, smallest)
             found = replace(found, bound=max(bound, found.bound))
     plan = replace(_graph_plan(task, dag, found, in_order), solve_s=time.perf_counter() - begin)
     if plan.schedule is None:
         raise _nothing_fits(task, plan, found, smallest)
     return plan
-
-
-def plan_or_stop(dag: Dag, options: PlannerOptions, seed: Sequence | None = None) -> DagPlan:
-    """Return what `plan_dag` does; Ctrl-C takes the best so far at any time, not only while the solver runs.
-
-    A seed is run anew, within the budget of ``dag``.
-    """
-    if reason := too_large(dag):
-        return DagPlan(None, 0.0, reason)
-    search = DagSearch(dag, options)
-    try:
-        search.take(search.runner.run(np.arange(dag.n_nodes)))
-        if seed is not None:
-            search.take(search.runner.run(seed.nodes))
-        search.run()
-    except KeyboardInterrupt:
-        search.interrupted = True
-    return DagPlan(search.best, search.bound, search.infeasible, search.interrupted)
 
 
 def _graph_plan(task: DagTask, dag: Dag, found: DagPlan, in_order: int) -> GraphPlan:

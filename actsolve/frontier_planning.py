@@ -16,8 +16,9 @@ from actsolve.frontier import BaselinePoint, Frontier, Point, baseline_point, co
 from actsolve.plan import Plan, Status
 from actsolve.planned import Attempt, Planned
 from actsolve.planners import BASELINES
-from actsolve.planning import Listener, Prepared, planned_by, timeline_of, with_budget
+from actsolve.planning import Listener, Prepared, planned_by, with_budget
 from actsolve.settings import Settings
+from actsolve.simulate import timeline_of
 
 DEFAULT_POINTS = 12
 MAX_POINTS = 1000

@@ -19,12 +19,11 @@ from actsolve.graph_file import FORMAT
 from actsolve.graph_plan import GraphPlan, proved
 from actsolve.peak import peak_of
 from actsolve.plan import Plan, Status
-from actsolve.plan_schedule import schedule_of
 from actsolve.planned import Attempt, BaselineResult, Planned
-from actsolve.planners import QUICK, PlannerOptions, plan, smallest_budget
+from actsolve.planners import QUICK, PlannerOptions, least_budget, plan
 from actsolve.problem import Costs, Problem
 from actsolve.schedule import StepKind
-from actsolve.simulate import Timeline, simulate
+from actsolve.simulate import Timeline, timeline_of
 from actsolve.static_memory import Reserve, StaticMemory, parse_budget, static_memory
 from actsolve.units import format_bytes
 
@@ -130,7 +129,7 @@ def plan_graph_within(task: GraphTask, mem_budget: str) -> Planned:
         found = plan(start.problem, task.planner, replace(options, seeds=(smallest[1],)))
         if not found.found:
             raise _nothing_fits(start.attempt(found), smallest, task)
-    timeline = _timeline(start.problem, found)
+    timeline = timeline_of(start.problem, found)
     if not timeline.fits:
         raise _too_large(start.attempt(found), timeline, task)
     check(start.problem, timeline.schedule)
@@ -155,8 +154,8 @@ class _Start:
             target=self.task.name,
             problem=problem,
             plan=found,
-            keep_all=_timeline(problem, plans["keep_all"]),
-            baselines={n: BaselineResult(_timeline(problem, p) if p.found else None, p.note) for n, p in plans.items()},
+            keep_all=timeline_of(problem, plans["keep_all"]),
+            baselines={n: BaselineResult(timeline_of(problem, p) if p.found else None, p.note) for n, p in plans.items()},
             static=self.static,
             links_source=self.link.source,
             notes=(self.link.note,) if self.link.note else (),
@@ -181,7 +180,7 @@ def _prepared(task: GraphTask, mem_budget: str) -> _Start:
     elif budget.size_bytes is not None:
         size_bytes = budget.size_bytes
     else:
-        keep_all = _timeline(problem, plan(problem, "keep_all")).peak_bytes
+        keep_all = timeline_of(problem, plan(problem, "keep_all")).peak_bytes
         size_bytes = start.reserve.budget_for(budget.resolve(static.total_bytes, keep_all))
     static = replace(static, reserve=start.reserve.of(size_bytes))
     return replace(start, static=static, problem=replace(problem, budget_bytes=size_bytes, static_bytes=static.total_bytes))
@@ -190,16 +189,8 @@ def _prepared(task: GraphTask, mem_budget: str) -> _Start:
 def _smallest(start: _Start, options: PlannerOptions) -> tuple[int, Plan]:
     """Return the smallest budget found, the reserve included, and its plan; links never raise it."""
     problem = replace(start.problem, static_bytes=start.static.total_bytes - start.static.reserve)
-    options = replace(options, seeds=())
-    if problem.links is not None and problem.host_budget_bytes is not None:
-        _, recomputing = smallest_budget(replace(problem, links=None, host_budget_bytes=None), options)
-        options = replace(options, seeds=(recomputing,))
-    size_bytes, found = smallest_budget(problem, options)
+    size_bytes, found = least_budget(problem, replace(options, seeds=()))
     return start.reserve.budget_for(size_bytes), found
-
-
-def _timeline(problem: Problem, found: Plan) -> Timeline:
-    return simulate(problem, schedule_of(problem.graph, found))
 
 
 def _nothing_fits(attempt: Attempt, smallest: tuple[int, Plan], task: GraphTask) -> InfeasibleBudget:
@@ -209,7 +200,7 @@ def _nothing_fits(attempt: Attempt, smallest: tuple[int, Plan], task: GraphTask)
     limit_s = task.options.time_limit_s
     return _infeasible(
         replace(attempt, smallest_bytes=size_bytes, smallest_plan=found),
-        _timeline(replace(attempt.problem, budget_bytes=size_bytes), found),
+        timeline_of(replace(attempt.problem, budget_bytes=size_bytes), found),
         "no plan fits {}" if proven else f"no plan was found for {{}} in {limit_s:g} s",
         "the smallest peak found is",
         f"--mem-budget {size_bytes} ({format_bytes(size_bytes)}), the smallest found to work",

@@ -8,13 +8,12 @@ from dataclasses import replace
 from actsolve.errors import InfeasibleBudget
 from actsolve.peak import LiveValue, Peak, peak_of
 from actsolve.plan import Plan, Status
-from actsolve.plan_schedule import schedule_of
 from actsolve.planned import Attempt
 from actsolve.problem import Problem
 from actsolve.remedies import Shortage, remedies
 from actsolve.remedy import Remedy
 from actsolve.settings import Settings
-from actsolve.simulate import Timeline, simulate
+from actsolve.simulate import Timeline, timeline_of
 from actsolve.static_memory import Reserve, StaticMemory
 from actsolve.units import format_bytes
 
@@ -38,7 +37,7 @@ def shortage_of(
     smallest_bytes = reserve.budget_for(needed_bytes)
     at_smallest = replace(static, reserve=reserve.of(smallest_bytes))
     there = replace(problem, budget_bytes=smallest_bytes, static_bytes=at_smallest.total_bytes)
-    return Shortage(problem, static, reserve, settings, found, simulate(there, schedule_of(problem.graph, found)))
+    return Shortage(problem, static, reserve, settings, found, timeline_of(there, found))
 
 
 def infeasible_budget(shortage: Shortage, attempt: Attempt, *, helps: bool = True) -> InfeasibleBudget:

@@ -27,12 +27,11 @@ from actsolve.peak import peak_of
 from actsolve.pins import pinned_values, refuse_unknown_modules
 from actsolve.plan import Plan
 from actsolve.plan_file import PlanFile, load_plan, offloaded_by
-from actsolve.plan_schedule import schedule_of
 from actsolve.planned import Attempt, BaselineResult, Planned
-from actsolve.planners import BASELINES, PLANNERS, QUICK, PlannerOptions, Progress, plan, require_solver, smallest_budget
+from actsolve.planners import BASELINES, PLANNERS, QUICK, PlannerOptions, Progress, least_budget, plan, require_solver
 from actsolve.problem import Costs, Problem
 from actsolve.settings import Settings
-from actsolve.simulate import Timeline, simulate
+from actsolve.simulate import Timeline, simulate, timeline_of
 from actsolve.static_memory import Reserve, StaticMemory, parse_budget, static_memory
 from actsolve.training_step import TrainingStep
 
@@ -200,18 +199,6 @@ def with_budget(prepared: Prepared, mem_budget: Budget, settings: Settings, *, l
     static = replace(static, reserve=reserve.of(size_bytes))
     problem = replace(problem, budget_bytes=size_bytes, static_bytes=static.total_bytes)
     return replace(prepared, problem=problem, static=static, seeds=seeds)
-
-
-def least_budget(problem: Problem, options: PlannerOptions) -> tuple[int, Plan]:
-    """Return the smallest budget found, in bytes, and a plan that meets it; never more than what is found without links.
-
-    The search is short, and where much can be offloaded and the host takes little of it, it ends early: then a plan that only
-    recomputes may be the better one.
-    """
-    if problem.links is None or problem.host_budget_bytes is None:
-        return smallest_budget(problem, options)
-    _, recomputing = smallest_budget(replace(problem, links=None, host_budget_bytes=None), options)
-    return smallest_budget(problem, replace(options, seeds=(*options.seeds, recomputing)))
 
 
 def costs_of(captured: Captured, hardware: str, listener: Listener | None = None) -> Costs:
@@ -420,11 +407,6 @@ def _attempt(prepared: Prepared, found: Plan) -> Attempt:
 def _with_attempt(error: InfeasibleBudget, timeline: Timeline, attempt: Attempt) -> InfeasibleBudget:
     error.attempt = replace(attempt, peak=peak_of(timeline, attempt.static))
     return error
-
-
-def timeline_of(problem: Problem, found: Plan) -> Timeline:
-    """Return the simulated schedule of a plan."""
-    return simulate(problem, schedule_of(problem.graph, found))
 
 
 def baselines_of(problem: Problem) -> dict[str, BaselineResult]:

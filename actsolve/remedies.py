@@ -14,12 +14,11 @@ from actsolve.graph import Graph, Kind
 from actsolve.links import Links
 from actsolve.peak import LOGITS, bytes_at_peak, loss_values, values_at_peak
 from actsolve.plan import Plan
-from actsolve.plan_schedule import schedule_of
 from actsolve.planners import smallest_budget
 from actsolve.problem import Problem
 from actsolve.remedy import Remedy
 from actsolve.settings import Settings
-from actsolve.simulate import Timeline, simulate
+from actsolve.simulate import Timeline, simulate, timeline_of
 from actsolve.static_memory import Reserve, StaticMemory
 from actsolve.units import format_bytes
 
@@ -187,7 +186,7 @@ def _host_memory(shortage: Shortage) -> Iterator[Remedy]:
     options = settings.planner_options()
     seeded = replace(options, time_limit_s=min(_SEARCH_S, options.time_limit_s), seeds=(shortage.plan,))
     peak_bytes, plan = smallest_budget(problem, seeded)
-    host_bytes = simulate(problem, schedule_of(problem.graph, plan)).host_peak_bytes
+    host_bytes = timeline_of(problem, plan).host_peak_bytes
     if not host_bytes:
         return
     if shortage.problem.links is not None or refused:

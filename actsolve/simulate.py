@@ -18,6 +18,8 @@ from functools import cached_property
 from actsolve.copy_queues import CopyQueues, QueuedCopy
 from actsolve.errors import ScheduleError
 from actsolve.graph import Kind
+from actsolve.plan import Plan
+from actsolve.plan_schedule import schedule_of
 from actsolve.problem import Problem
 from actsolve.schedule import Schedule, Step, StepKind
 
@@ -97,6 +99,15 @@ def simulate(problem: Problem, schedule: Schedule) -> Timeline:
         ScheduleError: it copies, and the problem has no links.
     """
     return _Simulation(problem).run(schedule)
+
+
+def timeline_of(problem: Problem, plan: Plan) -> Timeline:
+    """Return the simulated schedule of a plan.
+
+    Raises:
+        ScheduleError: the plan does without what cannot be replayed, or replays what it cannot.
+    """
+    return simulate(problem, schedule_of(problem.graph, plan))
 
 
 class _Simulation:

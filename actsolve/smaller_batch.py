@@ -15,14 +15,14 @@ from actsolve.errors import ActsolveError, InfeasibleBudget
 from actsolve.graph import Graph
 from actsolve.infeasible import with_remedies
 from actsolve.plan import Plan
-from actsolve.plan_schedule import schedule_of
 from actsolve.planned import Attempt
-from actsolve.planning import Listener, least_budget, prepare
+from actsolve.planners import least_budget
+from actsolve.planning import Listener, prepare
 from actsolve.problem import Problem
 from actsolve.remedies import SMALLER_BATCH
 from actsolve.remedy import Remedy
 from actsolve.settings import Settings
-from actsolve.simulate import simulate
+from actsolve.simulate import timeline_of
 from actsolve.static_memory import Reserve
 from actsolve.target import Target
 from actsolve.units import format_bytes
@@ -124,7 +124,7 @@ class _Needed:
         plan = self.attempt.smallest_plan
         seeds: tuple[Plan, ...] = ()
         if plan is not None and _same_ops(problem.graph, self.attempt.graph):
-            timeline = simulate(replace(problem, budget_bytes=0), schedule_of(problem.graph, plan))
+            timeline = timeline_of(replace(problem, budget_bytes=0), plan)
             host = problem.host_budget_bytes
             needs_bytes = reserve.budget_for(timeline.peak_bytes)
             if needs_bytes <= self.attempt.problem.budget_bytes and (host is None or timeline.host_peak_bytes <= host):

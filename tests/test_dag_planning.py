@@ -9,7 +9,6 @@ from dag_samples import least_time, random_dag
 
 from actsolve.check_dag import replayed_peak_bytes
 from actsolve.dag import Dag
-from actsolve.dag_planning import plan_or_stop
 from actsolve.planners.dag_search import DagPlan, DagSearch, plan_dag
 from actsolve.planners.options import PlannerOptions
 from actsolve.planners.smallest_dag import smallest_dag_budget
@@ -70,6 +69,6 @@ def test_ctrl_c_between_solves_takes_the_best_so_far(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(DagSearch, "run", pressed)
     tight = replace(dag, budget_bytes=seed.peak_bytes)
-    with_seed, without = plan_or_stop(tight, BRIEF, seed), plan_or_stop(tight, BRIEF)
+    with_seed, without = plan_dag(tight, BRIEF, seed), plan_dag(tight, BRIEF)
     assert with_seed.interrupted and with_seed.sequence is not None and with_seed.sequence.fits
     assert without.interrupted and without.sequence is None and not without.infeasible

@@ -13,7 +13,7 @@ from actsolve.planners.checkmate import checkmate
 from actsolve.planners.chen_greedy import chen_greedy
 from actsolve.planners.greedy import greedy
 from actsolve.planners.keep_all import keep_all
-from actsolve.planners.least_memory import smallest_budget
+from actsolve.planners.least_memory import least_budget, smallest_budget
 from actsolve.planners.lp import Limits, LinearModel, solve
 from actsolve.planners.offload_all import offload_all
 from actsolve.planners.offload_boundaries import offload_boundaries
@@ -27,7 +27,17 @@ from actsolve.planners.torch_budget import torch_budget
 from actsolve.planners.treeverse import treeverse
 from actsolve.problem import Problem
 
-__all__ = ["BASELINES", "PLANNERS", "QUICK", "PlannerOptions", "Progress", "plan", "require_solver", "smallest_budget"]
+__all__ = [
+    "BASELINES",
+    "PLANNERS",
+    "QUICK",
+    "PlannerOptions",
+    "Progress",
+    "least_budget",
+    "plan",
+    "require_solver",
+    "smallest_budget",
+]
 
 PLANNERS: dict[str, Callable[[Problem, PlannerOptions], Plan]] = {
     "milp": certified,

@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from actsolve.plan import Plan
-from actsolve.plan_schedule import schedule_of
 from actsolve.problem import Problem
-from actsolve.simulate import Timeline, simulate
+from actsolve.simulate import Timeline, timeline_of
 
 Rank = tuple[bool, float, float]
 
 
-def simulated(problem: Problem, plan: Plan) -> Timeline:
-    """Return what a plan does."""
-    return simulate(problem, schedule_of(problem.graph, plan))
-
-
 def best_of(problem: Problem, plans: Iterable[Plan]) -> Plan | None:
     """Return the fastest of the plans that fit; if none does, the one of the lowest peak; None if there is none at all."""
-    ranked: list[tuple[Rank, int, Plan]] = [(rank(simulated(problem, plan)), k, plan) for k, plan in enumerate(plans)]
+    ranked: list[tuple[Rank, int, Plan]] = [(rank(timeline_of(problem, plan)), k, plan) for k, plan in enumerate(plans)]
     return min(ranked, key=lambda r: r[:2])[2] if ranked else None
 
 

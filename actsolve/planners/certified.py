@@ -17,7 +17,6 @@ import numpy as np
 from actsolve.check import check
 from actsolve.dag import dag_of
 from actsolve.plan import Plan, Status
-from actsolve.plan_schedule import schedule_of
 from actsolve.planners.dag_search import DagSearch, too_large
 from actsolve.planners.greedy import greedy
 from actsolve.planners.keep_all import keep_all
@@ -30,7 +29,7 @@ from actsolve.planners.sequence import Ints, Sequence
 from actsolve.problem import Problem
 from actsolve.replays import replays_of, saved_by
 from actsolve.schedule import Schedule, StepKind
-from actsolve.simulate import Timeline, simulate
+from actsolve.simulate import Timeline, timeline_of
 
 _SEGMENTS = 0.4  # of the time limit: for the program over segments, before the windows
 _WINDOWS = 0.35  # and for these
@@ -90,7 +89,7 @@ class _Best:
         self.timeline: Timeline | None = None
         self.nothing = Plan("milp", status=Status.UNKNOWN)  # what is said where no plan is found
         self.global_bound_s: float | None = None
-        whole = simulate(problem, schedule_of(problem.graph, keep_all(problem)))
+        whole = timeline_of(problem, keep_all(problem))
         self.keeps_all = whole.fits and whole.extra_s < _EPSILON_S
 
     def left_s(self, share: float = 1.0) -> float:
@@ -105,7 +104,7 @@ class _Best:
             return
         if plan.synchronous or plan.kept & self.problem.pinned_recompute or not self.problem.pinned_keep <= plan.kept:
             return
-        timeline = simulate(self.problem, schedule_of(self.problem.graph, plan))
+        timeline = timeline_of(self.problem, plan)
         if timeline.fits and (self.timeline is None or timeline.extra_s < self.timeline.extra_s - _EPSILON_S):
             self.plan, self.timeline = replace(plan, planner="milp", note=""), timeline
 

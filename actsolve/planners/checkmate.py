@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 
 from actsolve.graph import Graph, Kind
 from actsolve.plan import Plan, Status
-from actsolve.planners.best import simulated
 from actsolve.planners.keep_all import pins_note
 from actsolve.planners.lp import INFINITY, Limits, LinearModel, Outcome, solve
 from actsolve.planners.options import PlannerOptions
 from actsolve.problem import Problem
 from actsolve.replays import saved_by
+from actsolve.simulate import timeline_of
 
 MAX_OPS = 64  # more than that, and it takes hours: theirs took up to an hour for chains of about as many
 _UNIT = 100.0  # what the largest value counts, for the solver's tolerances
@@ -48,7 +48,7 @@ def checkmate(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     }
     plan = Plan("checkmate", saved_by(graph, replays), replays=replays)
     proof = "optimal" if solution.outcome is Outcome.OPTIMAL else "time is up"
-    if not simulated(problem, plan).fits:
+    if not timeline_of(problem, plan).fits:
         proof = "beyond the budget by the solver's tolerance"
     return Plan("checkmate", plan.kept, replays=replays, note="; ".join(n for n in (proof, pins_note(problem)) if n))
 

@@ -55,21 +55,26 @@ class DagPlan:
 def plan_dag(dag: Dag, options: PlannerOptions, seed: Sequence | None = None) -> DagPlan:
     """Return the schedule of least time that was found within the budget, and the least time that is proven to be needed.
 
+    Ctrl-C takes the best so far.
+
     Args:
         dag: What is to be run.
         options: When to stop; the solver.
-        seed: A schedule to start from.
+        seed: A schedule to start from, whatever budget it was made for.
 
     Raises:
         SolverError: the solver asked for is missing or fails.
     """
-    search = DagSearch(dag, options)
     if reason := too_large(dag):
         return DagPlan(None, 0.0, reason)
-    search.take(search.runner.run(np.arange(dag.n_nodes)))
-    if seed is not None:
-        search.take(seed)
-    search.run()
+    search = DagSearch(dag, options)
+    try:
+        search.take(search.runner.run(np.arange(dag.n_nodes)))
+        if seed is not None:
+            search.take(search.runner.run(seed.nodes))
+        search.run()
+    except KeyboardInterrupt:  # between two solves: the solver itself returns what it has
+        search.interrupted = True
     return DagPlan(search.best, search.bound, search.infeasible, search.interrupted)
 
 

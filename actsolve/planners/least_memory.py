@@ -8,7 +8,6 @@ import numpy as np
 
 from actsolve.dag import Dag, dag_of
 from actsolve.plan import Plan
-from actsolve.plan_schedule import schedule_of
 from actsolve.planners.certified import nodes_of, plan_of
 from actsolve.planners.dag_search import DagPlan, DagSearch, too_large
 from actsolve.planners.options import PlannerOptions
@@ -17,7 +16,7 @@ from actsolve.planners.sequence import Runner, Sequence
 from actsolve.planners.smallest import smallest_budget as of_windows
 from actsolve.planners.smallest_dag import smallest_dag_budget
 from actsolve.problem import Problem
-from actsolve.simulate import Timeline, simulate
+from actsolve.simulate import timeline_of
 
 _TIME_LIMIT_S = 8.0  # for what replays more than once
 _NODES = 3000  # beyond that many ops it would find nothing in that time
@@ -39,7 +38,7 @@ def smallest_budget(problem: Problem, options: PlannerOptions | None = None) -> 
     deeper = tuple(seed for seed in options.seeds if seed.replays is not None)
     peak_bytes, plan = of_windows(problem, replace(options, seeds=tuple(s for s in options.seeds if s.replays is None)))
     for other in deeper:
-        if (other_bytes := _timeline(problem, other).peak_bytes) < peak_bytes:
+        if (other_bytes := timeline_of(problem, other).peak_bytes) < peak_bytes:
             peak_bytes, plan = other_bytes, other
     if problem.offloadable or problem.pinned_recompute or problem.pinned_keep:
         return peak_bytes, plan
@@ -49,19 +48,27 @@ def smallest_budget(problem: Problem, options: PlannerOptions | None = None) -> 
     if peak_bytes <= least_bytes:
         return peak_bytes, plan
     chain = rotor(replace(problem, budget_bytes=least_bytes), options)
-    if chain.found and (chain_bytes := _timeline(problem, chain).peak_bytes) < peak_bytes:
+    if chain.found and (chain_bytes := timeline_of(problem, chain).peak_bytes) < peak_bytes:
         peak_bytes, plan = chain_bytes, chain
     if dag.n_nodes <= _NODES and peak_bytes > least_bytes:
-        start = Runner(dag).run(nodes_of(problem, _timeline(problem, plan).schedule))
+        start = Runner(dag).run(nodes_of(problem, timeline_of(problem, plan).schedule))
         brief = replace(options, time_limit_s=min(_TIME_LIMIT_S, options.time_limit_s))
         found = plan_of(problem, smallest_dag_budget(dag, brief, _fitting, start, least_bytes))
-        if (found_bytes := _timeline(problem, found).peak_bytes) < peak_bytes:
+        if (found_bytes := timeline_of(problem, found).peak_bytes) < peak_bytes:
             peak_bytes, plan = found_bytes, found
     return peak_bytes, replace(plan, planner="milp", note="smallest budget found")
 
 
-def _timeline(problem: Problem, plan: Plan) -> Timeline:
-    return simulate(problem, schedule_of(problem.graph, plan))
+def least_budget(problem: Problem, options: PlannerOptions) -> tuple[int, Plan]:
+    """Return the smallest budget found, in bytes, and a plan that meets it; never more than what is found without links.
+
+    The search is short, and where much can be offloaded and the host takes little of it, it ends early: then a plan that only
+    recomputes may be the better one.
+    """
+    if problem.links is None or problem.host_budget_bytes is None:
+        return smallest_budget(problem, options)
+    _, recomputing = smallest_budget(replace(problem, links=None, host_budget_bytes=None), options)
+    return smallest_budget(problem, replace(options, seeds=(*options.seeds, recomputing)))
 
 
 def _fitting(dag: Dag, options: PlannerOptions, start: Sequence | None) -> DagPlan:

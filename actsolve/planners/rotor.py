@@ -16,13 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from actsolve.plan import Plan, Status
-from actsolve.planners.best import Rank, rank, simulated
+from actsolve.planners.best import Rank, rank
 from actsolve.planners.chain import Chain, Event, chain_of
 from actsolve.planners.chain_memory import ChainMemory, chain_memory
 from actsolve.planners.keep_all import pins_note
 from actsolve.planners.options import PlannerOptions
 from actsolve.problem import Problem
 from actsolve.replays import saved_by
+from actsolve.simulate import timeline_of
 
 _SLOTS = 800
 _BEYOND = 1.5  # times the budget: what the program may be told at most
@@ -47,7 +48,7 @@ def rotor(problem: Problem, options: PlannerOptions | None = None) -> Plan:
 
     def fits(slots: int) -> bool:
         plan = _plan(problem, chain, table, slots)
-        found[slots] = rank(simulated(problem, plan)), plan
+        found[slots] = rank(timeline_of(problem, plan)), plan
         return not found[slots][0][0]
 
     _search(fits, least)

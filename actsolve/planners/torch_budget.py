@@ -14,11 +14,12 @@ from dataclasses import replace
 
 from actsolve.errors import ActsolveError
 from actsolve.plan import Plan, Status
-from actsolve.planners.best import best_of, simulated
+from actsolve.planners.best import best_of
 from actsolve.planners.keep_all import pins_note
 from actsolve.planners.options import PlannerOptions
 from actsolve.planners.required import required
 from actsolve.problem import Problem
+from actsolve.simulate import timeline_of
 
 MEMORY_BUDGETS = (1.0, 0.85, 0.7, 0.5, 0.3, 0.15, 0.0)
 
@@ -44,7 +45,7 @@ def torch_budget(problem: Problem, options: PlannerOptions | None = None) -> Pla
             return Plan("torch_budget", status=Status.UNKNOWN, note=f"{error.what}: {error.why}")
         notes = (f"activation_memory_budget {memory_budget:g}", pins_note(problem))
         plans.append(Plan("torch_budget", kept, note="; ".join(note for note in notes if note)))
-        if simulated(problem, plans[-1]).fits:
+        if timeline_of(problem, plans[-1]).fits:
             return plans[-1]
     best = best_of(problem, plans)
     assert best is not None

@@ -28,9 +28,10 @@ import models_zoo
 from actsolve.capture.torch_partitioner import saved_by_torch
 from actsolve.check import check
 from actsolve.planners import PLANNERS, PlannerOptions, plan
-from actsolve.planning import prepare, timeline_of, with_budget
+from actsolve.planning import prepare, with_budget
 from actsolve.problem import Problem
 from actsolve.settings import Settings
+from actsolve.simulate import timeline_of
 from actsolve.units import format_bytes
 
 MODELS = tuple(name for name in models_zoo.names() if not name.endswith("-mini") and name not in ("llama-8b", "llama-70b"))

@@ -29,9 +29,10 @@ import models_zoo
 from actsolve.check import check
 from actsolve.planners import PlannerOptions
 from actsolve.planners.milp import milp
-from actsolve.planning import prepare, timeline_of, with_budget
+from actsolve.planning import prepare, with_budget
 from actsolve.problem import Problem
 from actsolve.settings import Settings
+from actsolve.simulate import timeline_of
 from actsolve.units import format_bytes
 
 MODELS = ("vit-l16", "resnet50", "unet", "llama-1b", "mlp", "conv-chain")

@@ -28,9 +28,10 @@ from torch._subclasses import FakeTensorMode
 import models_zoo
 from actsolve.plan import Plan
 from actsolve.planners import PlannerOptions, plan
-from actsolve.planning import prepare, timeline_of
+from actsolve.planning import prepare
 from actsolve.problem import Problem
 from actsolve.settings import Settings
+from actsolve.simulate import timeline_of
 from actsolve.units import format_bytes
 
 MAX_CAPTURE_S = 120.0
