@@ -17,10 +17,11 @@ from actsolve.errors import InfeasibleBudget, UsageError
 from actsolve.graph import Graph, Kind
 from actsolve.graph_file import FORMAT
 from actsolve.graph_plan import GraphPlan, proved
+from actsolve.known_least import known_least, least_budget_known
 from actsolve.peak import peak_of
 from actsolve.plan import Plan, Status
 from actsolve.planned import Attempt, BaselineResult, Planned
-from actsolve.planners import QUICK, PlannerOptions, least_budget, plan
+from actsolve.planners import QUICK, PlannerOptions, plan
 from actsolve.problem import Costs, Problem
 from actsolve.schedule import StepKind
 from actsolve.simulate import Timeline, timeline_of
@@ -115,7 +116,8 @@ def plan_graph_within(task: GraphTask, mem_budget: str) -> Planned:
         SolverError: the solver asked for is missing or fails.
     """
     start = _prepared(task, mem_budget)
-    options = replace(task.options, seeds=start.seeds)
+    known = known_least(start.problem)
+    options = replace(task.options, seeds=start.seeds if known is None else (*start.seeds, known))
     task.stage(f"planning by {task.planner}")
     found = plan(start.problem, task.planner, options)
     if not found.found and task.planner != "milp":
@@ -189,7 +191,7 @@ def _prepared(task: GraphTask, mem_budget: str) -> _Start:
 def _smallest(start: _Start, options: PlannerOptions) -> tuple[int, Plan]:
     """Return the smallest budget found, the reserve included, and its plan; links never raise it."""
     problem = replace(start.problem, static_bytes=start.static.total_bytes - start.static.reserve)
-    size_bytes, found = least_budget(problem, replace(options, seeds=()))
+    size_bytes, found = least_budget_known(problem, replace(options, seeds=()))
     return start.reserve.budget_for(size_bytes), found
 
 

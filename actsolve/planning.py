@@ -22,13 +22,14 @@ from actsolve.errors import FileFormatError, InfeasibleBudget, UsageError
 from actsolve.graph import Kind
 from actsolve.infeasible import baseline_too_large, infeasible_budget, loaded_too_large, shortage_of
 from actsolve.json_file import shown
+from actsolve.known_least import known_least, least_budget_known
 from actsolve.links import Links
 from actsolve.peak import peak_of
 from actsolve.pins import pinned_values, refuse_unknown_modules
 from actsolve.plan import Plan
 from actsolve.plan_file import PlanFile, load_plan, offloaded_by
 from actsolve.planned import Attempt, BaselineResult, Planned
-from actsolve.planners import BASELINES, PLANNERS, QUICK, PlannerOptions, Progress, least_budget, plan, require_solver
+from actsolve.planners import BASELINES, PLANNERS, QUICK, PlannerOptions, Progress, plan, require_solver
 from actsolve.problem import Costs, Problem
 from actsolve.settings import Settings
 from actsolve.simulate import Timeline, simulate, timeline_of
@@ -194,7 +195,7 @@ def with_budget(prepared: Prepared, mem_budget: Budget, settings: Settings, *, l
         size_bytes = reserve.budget_for(budget.resolve(static.total_bytes, keep_all_bytes))
     else:
         listener.stage("searching for the smallest budget")
-        found_bytes, found = least_budget(problem, settings.planner_options(listener.solving))
+        found_bytes, found = least_budget_known(problem, settings.planner_options(listener.solving))
         size_bytes, seeds = reserve.budget_for(found_bytes), (found,)
     static = replace(static, reserve=reserve.of(size_bytes))
     problem = replace(problem, budget_bytes=size_bytes, static_bytes=static.total_bytes)
@@ -276,7 +277,7 @@ def planned_by(
     if not found.found:
         listener.stage("searching for the smallest budget")
         unreserved = replace(problem, static_bytes=static.total_bytes - static.reserve)
-        smallest = least_budget(unreserved, options)
+        smallest = least_budget_known(unreserved, options)
         shortage = shortage_of(problem, static, reserve, smallest, settings)
         if shortage.smallest_bytes > problem.budget_bytes:
             if helps:
@@ -316,7 +317,9 @@ def attempts(prepared: Prepared, settings: Settings, *, listener: Listener | Non
 
 def _options(prepared: Prepared, settings: Settings, listener: Listener) -> PlannerOptions:
     options = settings.planner_options(listener.solving)
-    return replace(options, seeds=prepared.seeds, torch_saved=saved_by_torch(prepared.captured))
+    known = known_least(prepared.problem)
+    seeds = prepared.seeds if known is None else (*prepared.seeds, known)
+    return replace(options, seeds=seeds, torch_saved=saved_by_torch(prepared.captured))
 
 
 def planned_from_file(

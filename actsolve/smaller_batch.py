@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from actsolve.errors import ActsolveError, InfeasibleBudget
 from actsolve.graph import Graph
 from actsolve.infeasible import with_remedies
+from actsolve.known_least import least_budget_known
 from actsolve.plan import Plan
 from actsolve.planned import Attempt
-from actsolve.planners import least_budget
 from actsolve.planning import Listener, prepare
 from actsolve.problem import Problem
 from actsolve.remedies import SMALLER_BATCH
@@ -132,12 +132,12 @@ class _Needed:
             seeds = (plan,)
         options = self.settings.planner_options()
         time_limit_s = min(options.time_limit_s, max(1.0, self.deadline - time.monotonic()))
-        return reserve.budget_for(least_budget(problem, replace(options, time_limit_s=time_limit_s, seeds=seeds))[0])
+        return reserve.budget_for(least_budget_known(problem, replace(options, time_limit_s=time_limit_s, seeds=seeds))[0])
 
     def alone(self, batch: int) -> int:
         """Return the smallest budget that is found for a batch when nothing else is known of it."""
         problem, reserve = self._prepared(batch)
-        return reserve.budget_for(least_budget(problem, self.settings.planner_options())[0])
+        return reserve.budget_for(least_budget_known(problem, self.settings.planner_options())[0])
 
     def _prepared(self, batch: int) -> tuple[Problem, Reserve]:
         if batch not in self.known:

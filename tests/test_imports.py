@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1] / "actsolve"
 # From the top: a file imports only from lines above its own, or from its own line where that is a package.
 TREE = (
     "errors",
+    "cache_dir",
     "units",
     "links",
     "copy_queues",
@@ -44,6 +45,7 @@ TREE = (
     "dag_file",
     "plan_file",
     "planners/*",
+    "known_least",
     "pins",
     "peak",
     "remedy",

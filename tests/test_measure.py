@@ -18,10 +18,11 @@ from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
+from actsolve.cache_dir import cache_dir
 from actsolve.cost import measure, timing
 from actsolve.cost.machine import environment, free_bytes, require_device
 from actsolve.cost.measure import measure_costs
-from actsolve.cost.measured_cache import Measured, MeasuredCache, cache_dir
+from actsolve.cost.measured_cache import Measured, MeasuredCache
 from actsolve.cost.sample_call import sample_call
 from actsolve.errors import UsageError
 from actsolve.graph import RNG_STATE_TARGET, Graph, Kind, Op, Phase, Value

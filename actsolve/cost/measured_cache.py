@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-import platformdirs
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from actsolve.cache_dir import cache_dir
+from actsolve.errors import UsageError
+from actsolve.json_file import write_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +45,6 @@ class _File(BaseModel):
     format: Literal["actsolve-costs-1"] = "actsolve-costs-1"
     environment: str
     measured: dict[str, Measured]
-
-
-def cache_dir() -> Path:
-    """Return ``$ACTSOLVE_CACHE_DIR``, or else the user's cache directory for actsolve."""
-    named = os.environ.get("ACTSOLVE_CACHE_DIR")
-    return Path(named) if named else Path(platformdirs.user_cache_dir("actsolve"))
 
 
 class MeasuredCache:
@@ -88,20 +83,6 @@ class MeasuredCache:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{self.path}.lock", timeout=_LOCK_TIMEOUT_S):
                 file = _File(environment=self.environment, measured={**self.read(), **measured})
-                _write_whole(self.path, file.model_dump_json(indent=1))
-        except (OSError, Timeout) as error:
+                write_bytes(self.path, file.model_dump_json(indent=1).encode(), what="cache of measured costs")
+        except (OSError, Timeout, UsageError) as error:
             logger.warning("measured costs are not kept: %s", error)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write ``text`` so that a reader sees either the old file or the new one."""
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
