@@ -4,18 +4,22 @@ The rules that a schedule must obey, checked here from the graph alone; no code 
 schedules or the simulator:
 
 - every op that always runs is computed exactly once, in graph order; an optional op at most once, in its place;
-- forward ops are replayed only in the backward part, which starts with the first replay or backward op, and only where the
-  graph says that a second run gives the same bits;
+- the forward part ends with the last first run of a forward op, and the frees and waits that follow it; the backward part starts
+  with the replay, copy back or backward op after that;
+- forward ops are replayed in either part, after their first run, and only where the graph says that a second run gives the same
+  bits; backward ops never;
 - every read finds a copy: the inputs of each run, and what a replay reads besides;
 - only a live copy is freed, never a given value, nor one that the caller holds;
 - a value is copied out while it is live, once, in the forward part; it is neither freed nor overwritten before that copy was
   waited for, and its copy back is queued after that, in the backward part, while it is not on the device; it is read, and
   freed, only after its return was waited for;
-- an op works in place only where its graph allows it and the input may end there;
-- at the end of the forward the new values of buffers are still there, to be copied;
+- an op works in place only where its graph allows it and the input may end there; not in the backward part over a copy that the
+  forward part made, for a second backward may read that again;
+- at the end of the forward the new values of buffers are still there, to be copied: they stay from their first making on, for a
+  replay may not make them;
 - at the end of the step exactly what the caller holds is live;
-- the memory, what is on its way back, tangents, workspace and the optimizer step counted, never exceeds the budget; nor does
-  what was copied out exceed the host budget.
+- the memory, what is on its way back, tangents (in the backward part), workspace and the optimizer step counted, never exceeds
+  the budget; nor does what was copied out exceed the host budget.
 
 Not looked at: whether the steps are the cheapest ones. A replay that nobody needs is allowed if it is freed again. Whether a
 replay sees the buffers that its first run saw is for the graph to say (`Op.replayable`): batch norm may be replayed, for its
@@ -34,7 +38,7 @@ def check(problem: Problem, schedule: Schedule) -> int:
     """Return the exact peak of ``schedule`` in bytes, having replayed it. Takes O(steps + reads).
 
     Counted are the static bytes, every live copy, all outputs of an op while it runs (also where a copy
-    is live already), its workspace, the tangents during the whole backward, and the temporaries of the
+    is live already), its workspace, the tangents during the whole backward part, and the temporaries of the
     optimizer beside what the caller holds.
 
     Raises:
@@ -60,8 +64,11 @@ class _Replayer:
         self.held = {*graph.outputs, *graph.gradients}
         self.updates = {new: buffer for new, buffer in graph.updates if graph.values[new].kind is Kind.ACTIVATION}
         self.tangent_bytes = sum(v.size_bytes for v in graph.values if v.kind is Kind.TANGENT)
+        first_runs = (number for number, step in enumerate(schedule.steps) if self._is_of_forward(step))
+        self.last_first_run = max(first_runs, default=-1)  # of the forward
 
         self.live: set[int] = set()
+        self.of_backward: set[int] = set()  # values whose latest copy the backward part made
         self.leaving: set[int] = set()  # live, with a copy out that was not waited for
         self.on_host: set[int] = set()  # with a whole copy there
         self.arriving: set[int] = set()  # with memory on the device, and not readable yet
@@ -71,6 +78,9 @@ class _Replayer:
         self.in_backward = False
         self.peak, self.peak_where = problem.static_bytes, "before the first step"
         self.freed_new: dict[int, str] = {}  # values for buffers that were freed: right if the forward has ended by then
+
+    def _is_of_forward(self, step: Step) -> bool:
+        return step.kind is StepKind.COMPUTE and type(step.op) is int and 0 <= step.op < self.n_forward
 
     def take(self, number: int, step: Step) -> None:
         """Do one step, or raise."""
@@ -145,6 +155,7 @@ class _Replayer:
                 raise ScheduleError(f"the copy back of {name} is waited for, and there is none", where=where)
             self.arriving.remove(value)
             self.live.add(value)
+            self.of_backward.add(value)
 
     def _run(self, number: int, step: Step) -> None:
         if type(step.op) is not int or not 0 <= step.op < len(self.graph.ops) or step.value is not None:
@@ -152,7 +163,7 @@ class _Replayer:
         index, op = step.op, self.graph.ops[step.op]
         where = f"step {number}: {step.kind.value} {op.name}"
         if step.kind is StepKind.REPLAY:
-            self._check_replay(index, op, where)
+            self._check_replay(number, index, where)
             reads = (*op.inputs, *op.replay_inputs)
         else:
             self._check_order(index, op, where)
@@ -176,13 +187,17 @@ class _Replayer:
         self._skip_to(index, where)
         self.next_op = index + 1
 
-    def _check_replay(self, index: int, op: Op, where: str) -> None:
-        """A replay is allowed, and comes in the backward part."""
+    def _check_replay(self, number: int, index: int, where: str) -> None:
+        """A replay is allowed, after the first run; once the forward is over, it is in the backward part."""
+        op = self.graph.ops[index]
         if index >= self.n_forward:
             raise ScheduleError("a backward op is replayed", where=where)
         if not op.replayable:
             raise ScheduleError("an op that must not be replayed is", where=where, why=op.why_not)
-        self._enter_backward(where)
+        if number > self.last_first_run:
+            self._enter_backward(where)
+        if index >= self.next_op:
+            raise ScheduleError(f"{op.name} is replayed before it was computed", where=where)
 
     def _enter_backward(self, where: str) -> None:
         if not self.in_backward:
@@ -213,6 +228,7 @@ class _Replayer:
             if value not in self.live and value not in self.arriving:
                 self.live.add(value)
                 self.current += sizes[value].size_bytes
+                (self.of_backward.add if self.in_backward else self.of_backward.discard)(value)
 
     def _overwritten(self, op: Op, where: str) -> int:
         """The value that ends where ``op`` writes in place, if it may."""
@@ -232,6 +248,8 @@ class _Replayer:
             raise ScheduleError(f"{name} is overwritten before its copy out was waited for", where=where)
         if target in self.live or target in self.arriving:
             raise ScheduleError(f"{name} is overwritten by {self._name(target)}, of which a copy is live", where=where)
+        if self.in_backward and source not in self.of_backward:
+            raise ScheduleError(f"{name} is overwritten in the backward and the forward made it", where=where)
         return source
 
     def _free(self, number: int, step: Step) -> None:

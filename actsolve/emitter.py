@@ -153,8 +153,11 @@ class Emitter:
         made.meta.update({k: v for k, v in node.meta.items() if k in ("val", "tensor_meta")})
         if ended is not None:
             self._forget(ended)
+        replayed = step.kind is StepKind.REPLAY
         wanted = [v for v in op.outputs if v not in dead or v in self._updates]
-        self._remember(node, made, wanted, keep_live=step.kind is StepKind.REPLAY)
+        if replayed:  # what is there stays; and new contents of buffers, which are, a replay may not even make
+            wanted = [v for v in wanted if not self._on_value.get(v)]
+        self._remember(node, made, wanted, keep_live=replayed)
 
     def _remember(self, node: Node, made: Node, outputs: list[int], *, keep_live: bool) -> None:
         """Note what ``made`` holds. What was live already, or is on its way back, is dropped: its readers keep the first one."""

@@ -89,8 +89,9 @@ class Op:
         inputs: Values read, each once, in order of first use.
         outputs: Values produced.
         flops: Floating point operations of one run (a multiply-add counts 2); None if unknown.
-        replayable: Whether a second run, inside the backward, gives bitwise the same outputs.
-            Always False for backward ops.
+        replayable: Whether a second run, inside the backward, gives bitwise the same outputs. So does one in the forward: all
+            that has changed there since the first run is the random generator, and a replay brings its state along; buffers
+            change only when the forward ends. Always False for backward ops.
         why_not: The reason if a forward op is not replayable: "mutates", "reads a buffer that the step
             changes", "collective", ...
         replay_inputs: Values that only a replay reads, besides `inputs`: the RNG state of a random op,

@@ -113,8 +113,7 @@ def _where(peak: Peak) -> str:
     """The op at the peak, with its source line."""
     if not peak.op:
         return peak.target
-    phase = "replayed in the backward" if peak.phase == "replay" else peak.phase
-    return f"{peak.target}{_at(peak.source)} ({phase})"
+    return f"{peak.target}{_at(peak.source)} ({'replayed' if peak.phase == 'replay' else peak.phase})"
 
 
 def _at(source: str) -> str:

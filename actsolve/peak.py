@@ -12,6 +12,7 @@ from actsolve.graph import Graph, Kind
 from actsolve.problem import Problem
 from actsolve.schedule import Step, StepKind
 from actsolve.simulate import Timeline
+from actsolve.split import first_backward_step
 from actsolve.static_memory import StaticMemory
 
 LOGITS = "logits"
@@ -51,7 +52,7 @@ class Peak:
         op: Name of the op that runs then; empty where none does: at a free or a copy, and in the optimizer step.
         target: Its kernel, or what happens in place of one.
         source: Its ``file:line`` in the user's code, or empty.
-        phase: ``forward``, ``backward``, ``replay`` or ``optimizer``.
+        phase: ``forward``, ``backward``, ``replay`` (in either) or ``optimizer``.
         size_bytes: All that is in use.
         static: Of that, what is there before the step, by kind.
         live: Of that, the rest, by kind, as `bytes_at_peak` has it.
@@ -151,7 +152,8 @@ class _Moment:
 
     def __init__(self, timeline: Timeline) -> None:
         self.problem: Problem = timeline.problem
-        self.steps: Sequence[Step] = timeline.schedule.steps
+        self.schedule = timeline.schedule
+        self.steps: Sequence[Step] = self.schedule.steps
         self.index = timeline.peak_step
 
     @property
@@ -197,9 +199,9 @@ class _Moment:
 
     @property
     def _in_backward(self) -> bool:
-        n_forward = self.problem.graph.n_forward
-        runs = (s for s in self.steps[: self.index + 1] if s.op is not None)
-        return any(s.kind is StepKind.REPLAY or (s.op is not None and s.op >= n_forward) for s in runs)
+        """Whether a run of the backward has begun."""
+        start = first_backward_step(self.problem.graph, self.schedule)
+        return any(s.op is not None for s in self.steps[start : self.index + 1])
 
     def _kind_of(self, value: int) -> str:
         graph = self.problem.graph

@@ -48,8 +48,9 @@ class Plan:
         early: Per forward op, a backward op before which it is replayed if it is replayed at all and was not before
             (`build_schedule`). Empty: everything on demand.
         offloaded: The decidable values that are on the host from the forward to their use in the backward.
-        replays: Per backward op, the forward ops that are replayed just before it, in order, each as often as it is named
-            (`replaying_schedule`). None: each on demand, once. Then `early` and `offloaded` are empty, and `kept` is `saved_by`.
+        replays: Per op, the forward ops that are replayed just before its first run, in order, each as often as it is named: of a
+            forward op in the forward, of a backward op in the backward (`replaying_schedule`). None: each on demand, once, in the
+            backward. Else `early` and `offloaded` are empty, and `kept` is `saved_by`.
         synchronous: Whether the computation waits for each copy as soon as it is queued, out and back (`experiments`).
         status: What was proved. With INFEASIBLE and UNKNOWN the plan holds no decisions.
         bound_s: Proven lower bound on the extra seconds over keep-all, over the plans of the

@@ -23,6 +23,7 @@ from actsolve.links import Links
 from actsolve.plan import Copies, Decision, Plan, Status
 from actsolve.problem import Costs, Problem
 from actsolve.schedule import Schedule, Step, StepKind
+from actsolve.split import first_backward_step
 
 FORMAT = "actsolve-plan-1"
 _WHAT = "plan file"
@@ -319,13 +320,14 @@ def _saved_and_read(graph: Graph, schedule: Schedule) -> tuple[frozenset[int], f
     live: set[int] = set()
     read: set[int] = set()
     saved: frozenset[int] | None = None
-    for step in schedule.steps:
+    backward = first_backward_step(graph, schedule)
+    for number, step in enumerate(schedule.steps):
         if step.op is None:
             if step.kind is StepKind.FREE and step.value is not None:
                 live.discard(step.value)
             continue
         op = graph.ops[step.op]
-        if saved is None and (step.kind is StepKind.REPLAY or step.op >= graph.n_forward):
+        if saved is None and number >= backward:
             saved = frozenset(live)
         if saved is not None:
             read.update(op.inputs, op.replay_inputs if step.kind is StepKind.REPLAY else ())

@@ -1,8 +1,11 @@
-"""The schedule of replays that are told one by one: any forward op, any number of times, before any backward op.
+"""The schedule of replays that are told one by one: any forward op, any number of times, before any op that comes after it.
 
 A copy of a value is live from the run that makes it to the last run that reads it before the value is made again; what the
 caller holds, and new contents of buffers until the end of the forward, stay longer. Where an op is replayed for one of its
 outputs, the others end just before if they were live, for it makes them too.
+
+A replay before the first run of a forward op is in the forward. What the backward reads of the forward's is the latest copy that
+was made there, by a first run or by a replay.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ def replaying_schedule(graph: Graph, replays: Replays) -> Schedule:
 
     Args:
         graph: One training step.
-        replays: Per backward op, the forward ops to be replayed just before it.
+        replays: Per op, the forward ops to be replayed just before its first run; of an optional op, whether it runs or not.
 
     Raises:
         ScheduleError: an op must not be replayed, or a run reads what no run before it has made.
@@ -33,7 +36,7 @@ def replaying_schedule(graph: Graph, replays: Replays) -> Schedule:
 
 
 def saved_by(graph: Graph, replays: Replays) -> frozenset[int]:
-    """Return the decidable values whose first copy the backward, or a replay, reads: what the plan keeps."""
+    """Return the decidable values of which the backward reads a copy that the forward made: what the plan keeps."""
     _, saved = _last_reads(graph, all_runs(graph, replays))
     return saved.intersection(graph.decidable)
 
@@ -43,15 +46,14 @@ def all_runs(graph: Graph, replays: Replays) -> list[Run]:
     read = {v for ops in replays.values() for op in ops for v in graph.ops[op].replay_inputs}
     runs: list[Run] = []
     for index, op in enumerate(graph.ops):
-        if index >= graph.n_forward:
-            runs += [(StepKind.REPLAY, replayed) for replayed in replays.get(index, ())]
+        runs += [(StepKind.REPLAY, replayed) for replayed in replays.get(index, ())]
         if not op.optional or not read.isdisjoint(op.outputs):
             runs.append((StepKind.COMPUTE, index))
     return runs
 
 
 def replays_of(graph: Graph, runs: Sequence[Run]) -> dict[int, tuple[int, ...]]:
-    """Return, per backward op, what ``runs`` replay just before it."""
+    """Return, per op, what ``runs`` replay just before its first run."""
     found: dict[int, tuple[int, ...]] = {}
     waiting: list[int] = []
     for kind, index in runs:
@@ -63,9 +65,15 @@ def replays_of(graph: Graph, runs: Sequence[Run]) -> dict[int, tuple[int, ...]]:
     return found
 
 
+def _n_forward_runs(graph: Graph, runs: Sequence[Run]) -> int:
+    """Return how many runs the forward has: all up to its last first run."""
+    first_runs = (time for time, (kind, index) in enumerate(runs) if kind is StepKind.COMPUTE and index < graph.n_forward)
+    return 1 + max(first_runs, default=-1)
+
+
 def _last_reads(graph: Graph, runs: list[Run]) -> tuple[list[list[int]], frozenset[int]]:
-    """Return, per run, the values of which a copy ends after it; and the values whose first copy is read in the backward."""
-    n_forward_runs = sum(kind is StepKind.COMPUTE and index < graph.n_forward for kind, index in runs)
+    """Return, per run, the values of which a copy ends after it; and those that the backward reads as the forward made them."""
+    n_forward_runs = _n_forward_runs(graph, runs)
     updated = {new for new, _ in graph.updates}
     made: dict[int, int] = {}  # value -> the run that made its latest copy
     ends: dict[int, int] = {}  # value -> the last run that reads it
@@ -85,12 +93,13 @@ def _last_reads(graph: Graph, runs: list[Run]) -> tuple[list[list[int]], frozens
             if time >= n_forward_runs > made[value]:
                 saved.add(value)
         for value in op.outputs:
-            if value in made and value not in graph.held:
+            if value in made and (value in graph.held or (value in updated and time < n_forward_runs)):
+                continue  # that copy stays
+            if value in made:
                 dying_at[ends[value]].append(value)
-            if value not in made or value not in graph.held:
-                made[value] = ends[value] = time
-                if value in updated and time < n_forward_runs:
-                    ends[value] = n_forward_runs - 1
+            made[value] = ends[value] = time
+            if value in updated and time < n_forward_runs:
+                ends[value] = n_forward_runs - 1
     for value, time in ends.items():
         if value not in graph.held:
             dying_at[time].append(value)
@@ -102,25 +111,26 @@ def _steps(graph: Graph, runs: list[Run], dying_at: list[list[int]]) -> tuple[St
 
     What the forward has saved is not overwritten in the backward: with ``retain_graph`` a second one reads it again.
     """
+    n_forward_runs = _n_forward_runs(graph, runs)
     updated = {new for new, _ in graph.updates}
     steps: list[Step] = []
     live: set[int] = set()
-    first_copy: set[int] = set()
-    for (kind, index), dying in zip(runs, dying_at, strict=True):
+    of_forward: set[int] = set()  # values whose latest copy the forward made
+    for time, ((kind, index), dying) in enumerate(zip(runs, dying_at, strict=True)):
         op = graph.ops[index]
-        in_backward = kind is StepKind.REPLAY or index >= graph.n_forward
+        in_backward = time >= n_forward_runs
         overwritten = None
         if op.in_place is not None:
             source, target = op.in_place
-            saved = in_backward and source in first_copy
+            saved = in_backward and source in of_forward
             if source in dying and source not in updated and target not in live and not saved:
                 overwritten = source
         steps.append(Step(kind, op=index, in_place=overwritten is not None))
         steps += [Step(StepKind.FREE, value=value) for value in dying if value != overwritten]
         live.update(op.outputs)
         live.difference_update(dying)
-        if kind is StepKind.COMPUTE and index < graph.n_forward:
-            first_copy.update(op.outputs)
-        elif kind is StepKind.REPLAY:
-            first_copy.difference_update(op.outputs)
+        if in_backward:
+            of_forward.difference_update(op.outputs)
+        else:
+            of_forward.update(op.outputs)
     return tuple(steps)

@@ -23,7 +23,7 @@ from actsolve.plan import Copies
 
 class StepKind(StrEnum):
     COMPUTE = "compute"  # first run of an op
-    REPLAY = "replay"  # one more run of a forward op, inside the backward
+    REPLAY = "replay"  # one more run of a forward op: in the backward, unless the first run of a forward op is still to come
     FREE = "free"  # a value's memory goes back
     COPY_OUT = "copy_out"  # a copy from device to host is queued; the value must stay until it has ended
     WAIT_OUT = "wait_out"  # wait for its end

@@ -22,6 +22,7 @@ from actsolve.plan import Plan
 from actsolve.plan_schedule import schedule_of
 from actsolve.problem import Problem
 from actsolve.schedule import Schedule, Step, StepKind
+from actsolve.split import first_backward_step
 
 
 @dataclass(frozen=True)
@@ -126,15 +127,16 @@ class _Simulation:
     def run(self, schedule: Schedule) -> Timeline:
         graph = self.problem.graph
         tangent_bytes = graph.given_bytes(Kind.TANGENT)
+        backward = first_backward_step(graph, schedule)
         memory: list[int] = []
         starts: list[float] = []
-        for step in schedule.steps:
+        for number, step in enumerate(schedule.steps):
             starts.append(self.now_s)
             if step.op is None:
                 self._move(step)
                 memory.append(self.current)
                 continue
-            if not self.in_backward and (step.kind is StepKind.REPLAY or step.op >= graph.n_forward):
+            if not self.in_backward and number >= backward:
                 self.in_backward = True
                 self.current += tangent_bytes
             memory.append(self._compute(step))

@@ -9,8 +9,16 @@ _IN_BACKWARD = (StepKind.REPLAY, StepKind.COPY_BACK, StepKind.WAIT_BACK)
 
 
 def first_backward_step(graph: Graph, schedule: Schedule) -> int:
-    """Return the index of the first step that is not the forward's. Waits for copies out, and frees, before it are."""
-    for position, step in enumerate(schedule.steps):
-        if step.kind in _IN_BACKWARD or (step.op is not None and step.op >= graph.n_forward):
+    """Return the index of the first step that is not the forward's.
+
+    All up to the last first run of a forward op are, replays among them, and the frees and waits for copies out that follow it.
+    """
+    steps, n_forward = schedule.steps, graph.n_forward
+    start = len(steps)
+    while start and not (steps[start - 1].kind is StepKind.COMPUTE and (steps[start - 1].op or 0) < n_forward):
+        start -= 1
+    for position in range(start, len(steps)):
+        step = steps[position]
+        if step.kind in _IN_BACKWARD or step.kind is StepKind.COMPUTE:
             return position
-    return len(schedule.steps)
+    return len(steps)

@@ -98,6 +98,8 @@ def assert_trains_alike(
     schedules = [(name, build_schedule(captured.graph, kept)) for name, kept in kept_sets(captured.graph, seeds=seeds)]
     often = random_replays(captured.graph, len(schedules), drop=0.3)
     schedules.append(("replay often", replaying_schedule(captured.graph, often)))
+    anywhere = random_replays(captured.graph, len(schedules), drop=0.2, anywhere=True)
+    schedules.append(("replay anywhere", replaying_schedule(captured.graph, anywhere)))
     for name, schedule in schedules:
         reference, ours = made(make), made(make)
         checked(captured.graph, schedule)

@@ -7,17 +7,18 @@ import random
 from actsolve.graph import Graph
 
 
-def random_replays(graph: Graph, seed: int, drop: float = 0.5) -> dict[int, tuple[int, ...]]:
-    """Return replays, per backward op, such that each read finds what it reads.
+def random_replays(graph: Graph, seed: int, drop: float = 0.5, *, anywhere: bool = False) -> dict[int, tuple[int, ...]]:
+    """Return replays, per backward op, such that each read finds what it reads; ``anywhere``: and per forward op.
 
-    Before each backward op, any value that a replay can make again is dropped with the probability ``drop``; what that op reads
+    Before each such op, any value that a replay can make again is dropped with the probability ``drop``; what that op reads
     is then replayed, each op after those whose outputs it reads.
     """
     draw = random.Random(seed)
-    live = {v for v in range(len(graph.values)) if graph.is_forward_value[v]}
-    can_be_dropped = {v for v in live - graph.held if (p := graph.values[v].producer) is not None and graph.ops[p].replayable}
+    forward = {v for v in range(len(graph.values)) if graph.is_forward_value[v]}
+    can_be_dropped = {v for v in forward - graph.held if (p := graph.values[v].producer) is not None and graph.ops[p].replayable}
+    live = {v for v in forward if not anywhere}
     replays: dict[int, tuple[int, ...]] = {}
-    for index in range(graph.n_forward, len(graph.ops)):
+    for index in range(0 if anywhere else graph.n_forward, len(graph.ops)):
         live -= {v for v in sorted(can_be_dropped) if draw.random() < drop}
         found: list[int] = []
 
@@ -35,4 +36,5 @@ def random_replays(graph: Graph, seed: int, drop: float = 0.5) -> dict[int, tupl
             make(value)
         if found:
             replays[index] = tuple(found)
+        live.update(v for v in graph.ops[index].outputs if v in forward)
     return replays

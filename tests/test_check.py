@@ -227,6 +227,20 @@ KEEP = [run(0), run(1), run(2), free(NEW), run(3), free(A)]
 RECOMPUTE = [run(0), run(1), run(2, in_place=True), free(NEW), replay(0), run(3), free(A)]
 
 
+IN_FORWARD = [run(0), run(1), free(A), replay(0), run(2, in_place=True), free(NEW), replay(0), run(3), free(A)]
+
+
+def test_a_replay_in_the_forward_by_hand() -> None:
+    """It takes what it makes beside what is there, and no tangent; the last one of the forward is what the backward reads."""
+    assert check(PROBLEM, Schedule(tuple(IN_FORWARD))) == 29
+    bare = replace(PROBLEM, costs=Costs((1.0,) * 4, (1.0,) * 4, (20, 0, 0, 0)))
+    # relu again, in the backward: static 10 + b 4 + tangent 4 + a 4 + workspace 20
+    assert check(bare, Schedule(tuple(IN_FORWARD))) == 42
+    # and in the forward: static 10 + new 2 + a 4 + workspace 20
+    saved = [*IN_FORWARD[:4], run(2), free(NEW), run(3), free(A)]
+    assert check(bare, Schedule(tuple(saved))) == 36
+
+
 def test_the_peak_by_hand() -> None:
     # mul_b: static 10 + a 4 + b 4 + tangent 4 + g 4 + workspace 3
     assert check(PROBLEM, Schedule(tuple(KEEP))) == 29
@@ -242,7 +256,20 @@ BROKEN = {
         "bn was not computed\n  where  step 1: compute mul\n  why    it always runs, before this",
     ),
     "backward too early": ([run(0), run(3)], "bn was not computed\n  where  step 1: compute mul_b"),
-    "replay too early": ([run(0), replay(0), run(1)], "bn was not computed\n  where  step 1: replay relu"),
+    "replay before the first run": ([replay(0), run(0)], "relu is replayed before it was computed\n  where  step 0: replay relu"),
+    "replay where bn is to come and does not": ([run(0), replay(0)], "bn was not computed\n  where  step 1: replay relu"),
+    "replay in the forward of what must not be": (
+        [run(0), run(1), replay(1), run(2)],
+        "an op that must not be replayed is\n  where  step 2: replay bn\n  why    reads a buffer that the step changes",
+    ),
+    "replay of what is still to come": (
+        [run(0), run(1), free(A), replay(2), run(2)],
+        "mul is replayed before it was computed\n  where  step 3: replay mul",
+    ),
+    "in place over what the forward has made again": (
+        [run(0), replay(0), run(1), run(2), free(NEW), replay(2, in_place=True)],
+        "a is overwritten by b, of which a copy is live\n  where  step 5: replay mul",
+    ),
     "cut short": (KEEP[:4], "mul_b was not computed\n  where  the end of the schedule"),
     "empty": ([], "relu was not computed"),
     "read of a freed value": ([run(0), free(A), run(1)], "a is read and not live\n  where  step 2: compute bn"),
@@ -294,6 +321,36 @@ def test_each_rule_by_hand(name: str) -> None:
     with pytest.raises(ScheduleError) as raised:
         check(PROBLEM, Schedule(tuple(steps)))
     assert str(raised.value).startswith(f"ScheduleError: {message}")
+
+
+def test_in_the_backward_only_its_own_copies_are_overwritten() -> None:
+    """x -> a -> b -> c (held); the backward reads b: with ``retain_graph`` a second one reads what the forward made again."""
+    x, a, b, c, tangent, g = range(6)
+    kinds = (Kind.INPUT, Kind.ACTIVATION, Kind.ACTIVATION, Kind.ACTIVATION, Kind.TANGENT, Kind.ACTIVATION)
+    made_by = (None, 0, 1, 2, None, 3)
+    values = tuple(Value(n, 1, k, p) for n, k, p in zip("xabctg", kinds, made_by, strict=True))
+    ops = (
+        Op("f", "t.f", Phase.FORWARD, (x,), (a,)),
+        Op("g", "t.g", Phase.FORWARD, (a,), (b,), in_place=(a, b)),
+        Op("h", "t.h", Phase.FORWARD, (b,), (c,)),
+        Op("h_b", "t.h_b", Phase.BACKWARD, (tangent, b), (g,), replayable=False),
+    )
+    graph = Graph(ops, values, outputs=(c,), gradients=(g,)).verify()
+    problem = Problem(graph, Costs((1.0,) * 4, (1.0,) * 4, (0,) * 4), budget_bytes=100)
+    forward = (run(0), run(1, in_place=True))
+    check(problem, Schedule((*forward, replay(0), free(b), replay(1, in_place=True), run(2), run(3), free(b))))
+    check(problem, Schedule((*forward, run(2), free(b), replay(0), replay(1, in_place=True), run(3), free(b))))
+    with pytest.raises(ScheduleError, match="a is overwritten in the backward and the forward made it"):
+        check(problem, Schedule((*forward, replay(0), run(2), free(b), replay(1, in_place=True), run(3), free(b))))
+
+
+def test_a_buffers_new_value_cannot_be_made_again_for_the_copy() -> None:
+    ops = (OPS[0], replace(OPS[1], replayable=True, why_not=""), *OPS[2:])
+    problem = replace(PROBLEM, graph=replace(GRAPH, ops=ops))
+    again = (run(0), run(1), replay(1), run(2), free(NEW), run(3), free(A))
+    check(problem, Schedule(again))
+    with pytest.raises(ScheduleError, match="new is freed before it is copied into its buffer"):
+        check(problem, Schedule((*again[:2], free(NEW), *again[2:])))
 
 
 def test_what_the_caller_holds_is_not_overwritten() -> None:

@@ -20,6 +20,7 @@ from hand_made import HAND_MADE
 from hypothesis import given
 from hypothesis import strategies as st
 from offload_plans import drawn_plan, with_links
+from replayed_often import random_replays
 from strategies import costs_for, problems, random_problem, random_training_graph, training_graphs
 
 from actsolve.errors import FileFormatError, UsageError
@@ -30,6 +31,7 @@ from actsolve.plan_file import load_plan, offloaded_by, plan_file
 from actsolve.plan_schedule import schedule_of
 from actsolve.planners import PLANNERS, PlannerOptions, plan
 from actsolve.problem import Costs, Problem
+from actsolve.replays import saved_by
 from actsolve.schedule import build_schedule
 
 # ---- round trips
@@ -84,6 +86,21 @@ def test_a_plan_with_replays_decodes(tmp_path: Path) -> None:
         assert load_plan(tmp_path / "plan.json").decode(graph) == (schedule, kept)
         n_replays += sum(step.kind == "replay" for step in schedule.steps)
     assert n_replays > 40
+
+
+def test_a_plan_that_replays_anywhere_decodes(tmp_path: Path) -> None:
+    """What is kept is what the backward reads of the forward's, though a replay there made it."""
+    n_in_forward = 0
+    for seed in range(60):
+        problem = random_problem(seed)
+        graph = problem.graph
+        replays = random_replays(graph, seed, anywhere=True)
+        told = Plan("none", saved_by(graph, replays), replays=replays)
+        schedule = schedule_of(graph, told)
+        plan_file(problem, told, schedule).save(tmp_path / "plan.json")
+        assert load_plan(tmp_path / "plan.json").decode(graph) == (schedule, told.kept)
+        n_in_forward += any(index < graph.n_forward for index in replays)
+    assert n_in_forward > 30
 
 
 def test_plans_that_offload_read_back_and_decode(tmp_path: Path) -> None:

@@ -13,19 +13,21 @@ from symbolic import outcome
 from actsolve.check import check
 from actsolve.errors import ScheduleError
 from actsolve.planners import plan
-from actsolve.replays import replaying_schedule, replays_of, saved_by
+from actsolve.replays import all_runs, replaying_schedule, replays_of, saved_by
 from actsolve.schedule import StepKind, build_schedule, runs_of
 from actsolve.simulate import simulate
+from actsolve.split import first_backward_step
 
 UNLIMITED = 1 << 50
 
 
-def test_the_checker_accepts_it_and_the_step_ends_as_it_should() -> None:
-    n_more_than_once = 0
+@pytest.mark.parametrize("anywhere", [False, True])
+def test_the_checker_accepts_it_and_the_step_ends_as_it_should(anywhere: bool) -> None:
+    n_more_than_once = n_in_forward = 0
     for seed in range(400):
         problem = replace(random_problem(seed), budget_bytes=UNLIMITED)
         graph = problem.graph
-        replays = random_replays(graph, seed)
+        replays = random_replays(graph, seed, anywhere=anywhere)
         schedule = replaying_schedule(graph, replays)
         timeline = simulate(problem, schedule)
         assert check(problem, schedule) == timeline.peak_bytes, seed
@@ -35,7 +37,14 @@ def test_the_checker_accepts_it_and_the_step_ends_as_it_should() -> None:
         assert Counter(done) == Counter(told)
         assert timeline.recompute_s == pytest.approx(sum(problem.costs.replay_seconds[op] for op in told))
         n_more_than_once += max(Counter(told).values(), default=0) > 1
+        before = schedule.steps[: first_backward_step(graph, schedule)]
+        in_forward = [s.op for s in before if s.kind is StepKind.REPLAY]
+        assert Counter(in_forward) == Counter(op for index in range(graph.n_forward) for op in replays.get(index, ()))
+        n_in_forward += bool(in_forward)
+        assert {i: ops for i, ops in replays_of(graph, all_runs(graph, replays)).items()} == replays
+        assert saved_by(graph, replays) <= set(graph.decidable)
     assert n_more_than_once > 100
+    assert (n_in_forward > 100) == anywhere
 
 
 def test_a_plan_that_replays_on_demand_needs_no_more_memory_when_its_replays_are_told() -> None:
