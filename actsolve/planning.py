@@ -14,32 +14,26 @@ from actsolve.check import check
 from actsolve.cost.hardware import profile
 from actsolve.cost.known_links import LinkSpeed
 from actsolve.cost.layout_check import capture_as_laid_out
-from actsolve.cost.link_speed import EMULATED, host_budget_of, links_of
-from actsolve.cost.measure import measure_costs
-from actsolve.cost.optimizers import optimizer_memory
-from actsolve.cost.roofline import roofline_costs
+from actsolve.cost.link_speed import EMULATED, links_of
 from actsolve.errors import FileFormatError, InfeasibleBudget, UsageError
-from actsolve.graph import Kind
 from actsolve.infeasible import baseline_too_large, infeasible_budget, loaded_too_large, shortage_of
 from actsolve.json_file import shown
 from actsolve.known_least import known_least, least_budget_known
-from actsolve.links import Links
 from actsolve.peak import peak_of
-from actsolve.pins import pinned_values, refuse_unknown_modules
+from actsolve.pins import refuse_unknown_modules
 from actsolve.plan import Plan
 from actsolve.plan_file import PlanFile, load_plan, offloaded_by
 from actsolve.planned import Attempt, BaselineResult, Planned
 from actsolve.planners import BASELINES, PLANNERS, QUICK, PlannerOptions, Progress, plan, require_solver
-from actsolve.problem import Costs, Problem
+from actsolve.problem import Problem
 from actsolve.settings import Settings
 from actsolve.simulate import Timeline, simulate, timeline_of
-from actsolve.static_memory import Reserve, StaticMemory, parse_budget, static_memory
+from actsolve.static_memory import Reserve, StaticMemory, parse_budget
+from actsolve.step_problem import costs_of, link_of, loss_inside, notes_of, problem_of, reserve_of
 from actsolve.training_step import TrainingStep
+from actsolve.units import MAX_BYTES
 
 Budget = str | int | float
-
-_UNLIMITED = 1 << 62
-_CUDA_RESERVE = 0.05  # of the budget, for what the caching allocator cannot use
 
 
 @dataclass(frozen=True)
@@ -154,14 +148,14 @@ def prepare(
     suits(captured)
     listener.stage("costing ops")
     start = time.perf_counter()
-    costs = costs_of(captured, settings.hardware, listener)
+    costs = costs_of(captured, settings.hardware, listener.measuring)
     if link is None:
         link = link_of(step, settings)
     cost_s = time.perf_counter() - start
 
     problem, static = problem_of(captured, costs, step, settings, link.links)
     reserve, inside = reserve_of(step, settings), loss_inside(step, captured)
-    notes = (link.note,) if link.note else ()
+    notes = notes_of(settings, link)
     prepared = Prepared(target, captured, problem, static, reserve, capture_s, cost_s, inside, link.source, notes)
     return with_budget(prepared, mem_budget, settings, listener=listener)
 
@@ -186,7 +180,7 @@ def with_budget(prepared: Prepared, mem_budget: Budget, settings: Settings, *, l
     budget = parse_budget(mem_budget)
     listener, reserve = listener or Listener(), prepared.reserve
     static = replace(prepared.static, reserve=0)
-    problem = replace(prepared.problem, budget_bytes=_UNLIMITED, static_bytes=static.total_bytes)
+    problem = replace(prepared.problem, budget_bytes=MAX_BYTES, static_bytes=static.total_bytes)
     seeds: tuple[Plan, ...] = ()
     if budget.size_bytes is not None:
         size_bytes = budget.size_bytes
@@ -200,54 +194,6 @@ def with_budget(prepared: Prepared, mem_budget: Budget, settings: Settings, *, l
     static = replace(static, reserve=reserve.of(size_bytes))
     problem = replace(problem, budget_bytes=size_bytes, static_bytes=static.total_bytes)
     return replace(prepared, problem=problem, static=static, seeds=seeds)
-
-
-def costs_of(captured: Captured, hardware: str, listener: Listener | None = None) -> Costs:
-    """Return what each op costs: measured here, or modelled by a profile."""
-    if hardware == "auto":
-        return measure_costs(captured.graph, captured.op_nodes, progress=(listener or Listener()).measuring)
-    return roofline_costs(captured.graph, profile(hardware))
-
-
-def link_of(step: TrainingStep, settings: Settings) -> LinkSpeed:
-    """Return how fast copies to the host are."""
-    return links_of(
-        settings.hardware, step.device, h2d=settings.h2d, d2h=settings.d2h, host_budget_bytes=settings.host_budget_bytes
-    )
-
-
-def problem_of(
-    captured: Captured, costs: Costs, step: TrainingStep, settings: Settings, links: Links | None = None
-) -> tuple[Problem, StaticMemory]:
-    """Return the problem without a budget yet, and the static memory by kind, without a reserve."""
-    graph = captured.graph
-    parameters = [p for p in step.model.parameters() if p.requires_grad]
-    memory = optimizer_memory(settings.optimizer, parameters)
-    accumulated = sum(p.numel() * p.element_size() for p in parameters) if settings.grads == "accumulate" else 0
-    static = static_memory(graph, memory, accumulated_bytes=accumulated, given_bytes=settings.static_bytes)
-    kept, recomputed = pinned_values(graph, settings.keep, settings.recompute)
-    problem = Problem(
-        graph,
-        costs,
-        _UNLIMITED,
-        static.total_bytes,
-        memory.temporary_bytes,
-        pinned_keep=kept,
-        pinned_recompute=recomputed,
-        links=links,
-        host_budget_bytes=None if links is None else host_budget_of(settings.hardware, settings.host_budget_bytes),
-    )
-    return problem, static
-
-
-def reserve_of(step: TrainingStep, settings: Settings) -> Reserve:
-    """Return what is to be left free for the allocator; a named profile is that of a GPU, wherever the tensors are."""
-    if settings.static_bytes is not None:
-        return Reserve()
-    if settings.reserve_bytes is not None:
-        return Reserve(size_bytes=settings.reserve_bytes)
-    devices = {p.device.type for p in step.model.parameters()}
-    return Reserve(share=_CUDA_RESERVE) if "cuda" in devices or settings.hardware != "auto" else Reserve()
 
 
 def planned_by(
@@ -419,9 +365,3 @@ def baselines_of(problem: Problem) -> dict[str, BaselineResult]:
         found = plan(problem, name)
         results[name] = BaselineResult(timeline_of(problem, found) if found.found else None, found.note)
     return results
-
-
-def loss_inside(step: TrainingStep, captured: Captured) -> bool:
-    """Whether the loss is part of the step: by `loss_fn`, or since scalars are all that the backward can start from."""
-    tangents = [v for v in captured.graph.values if v.kind is Kind.TANGENT]
-    return step.loss_fn is not None or all(v.shape == () for v in tangents)

@@ -28,6 +28,8 @@ class Settings:
         gap: Proven relative distance from the optimum at which to stop.
         time_limit_s: When to stop all the same.
         grads: ``none`` if ``.grad`` is None when a step begins (``set_to_none``), ``accumulate`` if it is there already.
+        shards: How many devices share parameters, gradients and optimizer state (FSDP, ZeRO-3): each gradient is reduced and
+            scattered as soon as it is made. The plan is for one of them, and cannot be run.
         static_bytes: Stands for parameters, buffers, inputs, optimizer state and reserve if given.
         reserve_bytes: Left free for the allocator; None is 0 on a CPU and 5% of the budget for a GPU.
         host_budget_bytes: Cap on host memory for what is offloaded; 0 offloads nothing. None is 80% of what is available here
@@ -45,6 +47,7 @@ class Settings:
     gap: float = 0.01
     time_limit_s: float = 60.0
     grads: str = "none"
+    shards: int = 1
     static_bytes: int | None = None
     reserve_bytes: int | None = None
     host_budget_bytes: int | None = None
@@ -57,6 +60,8 @@ class Settings:
         self._refuse_wrong_types()
         if self.grads not in ("none", "accumulate"):
             raise UsageError(f"grads={self.grads!r} is not known", try_="'none' or 'accumulate'")
+        if self.shards < 1:
+            raise UsageError(f"cannot use shards={self.shards}", why="it is not positive", try_="the number of GPUs")
         if self.planner not in PLANNERS:
             raise UsageError(f"no planner is called {self.planner!r}", try_="one of " + ", ".join(PLANNERS))
         if isinstance(self.optimizer, str):
@@ -88,6 +93,7 @@ class Settings:
             ),
             **dict.fromkeys(("hardware", "planner", "solver", "grads"), ((str,), "its name, a string")),
             **dict.fromkeys(("gap", "time_limit_s"), ((Real,), "a number")),
+            "shards": ((Integral,), "a number of devices, as an int"),
             **dict.fromkeys(_SIZES, ((Integral, type(None)), "bytes, as an int, or None")),
             **dict.fromkeys(_SPEEDS, ((Real, type(None)), "bytes per second, as a number, or None")),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from actsolve.errors import UsageError
 from actsolve.graph import Graph, Kind
@@ -30,9 +30,9 @@ class OptimizerMemory:
 class StaticMemory:
     """Device memory that is there before the step and stays, in bytes, by kind.
 
-    Each storage counts once, whatever shares it. `gradients` are ``.grad`` tensors that exist before the step;
-    there are none with ``zero_grad(set_to_none=True)``. `reserve` is for what an allocator wastes. With `given`,
-    the user's own figure stands for all the rest.
+    Each storage counts once, whatever shares it. `gradients` are ``.grad`` tensors that exist before the step, of which there
+    are none with ``zero_grad(set_to_none=True)``, and those of a shard. `reserve` is for what an allocator wastes. With
+    `given`, the user's own figure stands for all the rest.
     """
 
     parameters: int = 0
@@ -101,6 +101,12 @@ def static_memory(
         gradients=accumulated_bytes,
         given=given_bytes,
     )
+
+
+def sharded(static: StaticMemory, n: int) -> StaticMemory:
+    """Return what one of ``n`` devices holds of it if they share parameters, gradients and optimizer state."""
+    kinds = ("parameters", "gradients", "optimizer_state")
+    return replace(static, **{kind: -(-getattr(static, kind) // n) for kind in kinds})
 
 
 @dataclass(frozen=True)

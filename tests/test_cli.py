@@ -176,6 +176,17 @@ def test_flags_change_what_is_static() -> None:
     assert (adamw["gradients"], accumulated["gradients"]) == (0, adamw["parameters"])
 
 
+def test_a_shard_holds_its_part_and_no_gradients_but_its_own() -> None:
+    whole, part = (done("optimize", *SMALL, "--mem-budget", "100%", *PROFILE, *flags) for flags in ((), ("--shards", "4")))
+    shared = whole["static"]["parameters"], whole["static"]["optimizer_state"], whole["static"]["parameters"]
+    held = part["static"]["parameters"], part["static"]["optimizer_state"], part["static"]["gradients"]
+    assert all(4 * own - 4 < of_all <= 4 * own for own, of_all in zip(held, shared, strict=True))
+    without_static = [found["keep_all"]["peak_bytes"] - sum(found["static"].values()) for found in (whole, part)]
+    assert without_static[1] < without_static[0]  # no gradient is there but while it is made
+    assert "a shard cannot be run" in refused("optimize", *SMALL, "--mem-budget", "100%", "--shards", "2", "--run")
+    assert "shards=0" in refused("optimize", *SMALL, "--mem-budget", "100%", *PROFILE, "--shards", "0")
+
+
 def test_pins_are_kept() -> None:
     free = done("optimize", *SMALL, "--mem-budget", "100%", *PROFILE)
     pinned = done("optimize", *SMALL, "--mem-budget", "100%", *PROFILE, "--recompute", "blocks.0")

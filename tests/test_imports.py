@@ -65,6 +65,7 @@ TREE = (
     "signature",
     "module",
     "settings",
+    "step_problem",
     "remedies",
     "infeasible",
     "planning",
@@ -78,7 +79,7 @@ TREE = (
 
 # At the top of the file.
 PIPELINE = {"emitter", "lower", "compiled", "signature", "module", "settings", "remedies", "infeasible", "planning", "api"}
-PIPELINE |= {"target", "smaller_batch"}
+PIPELINE |= {"target", "smaller_batch", "step_problem"}
 TORCH = {"training_step", "capture/*", "runtime/*", "cost/*"} | PIPELINE
 TORCH_LATER = {"cli/*", "__main__"}  # only inside functions, so that `actsolve --help` is quick
 SOLVERS = {"planners/*"}

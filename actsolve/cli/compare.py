@@ -12,6 +12,7 @@ from actsolve.cli.session import session
 
 
 def compare(
+    context: typer.Context,
     target: flags.Target,
     mem_budget: flags.MemBudget,
     run: Annotated[bool, typer.Option("--run", help="Also train with each plan that fits here, and measure it.")] = False,
@@ -19,6 +20,7 @@ def compare(
     fake: flags.Fake = None,
     optimizer: flags.Optimizer = "adamw",
     grads: flags.Grads = "none",
+    shards: flags.Shards = 1,
     static_bytes: flags.StaticBytes = None,
     reserve: flags.Reserve = None,
     hardware: flags.Hardware = "auto",
@@ -47,23 +49,9 @@ def compare(
 
         parse_budget(mem_budget)
         flags.require_writable(out)
-        settings = flags.settings_from(
-            optimizer=optimizer,
-            hardware=hardware,
-            grads=grads,
-            static_bytes=static_bytes,
-            reserve=reserve,
-            host_budget=host_budget,
-            h2d=h2d,
-            d2h=d2h,
-            solver=solver,
-            gap=gap,
-            time_limit=time_limit,
-            keep=keep,
-            recompute=recompute,
-        )
+        settings = flags.settings(context)
         s.stage(f"building {target}")
-        step = load_target(target, overrides, fake=flags.is_fake(fake, runs=run, hardware=hardware))
+        step = load_target(target, overrides, fake=flags.is_fake(fake, runs=run, hardware=hardware, shards=shards))
         listener = Listener(s.stage, s.measuring, s.solving)
         prepared = prepare(step, mem_budget, settings, target=target, listener=listener)
         found = attempts(prepared, settings, listener=listener)

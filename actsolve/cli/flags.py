@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from actsolve.settings import Settings
 
 _WHAT, _HOW, _OUT = "What to train", "How to plan", "Output"
+_AS_THEY_ARE = ("optimizer", "hardware", "planner", "solver", "gap", "shards")
+_SIZES = {"static_bytes": "static_bytes", "reserve": "reserve_bytes", "host_budget": "host_budget_bytes"}
 
 Target = Annotated[
     str,
@@ -57,6 +59,15 @@ Optimizer = Annotated[
 Grads = Annotated[
     str,
     typer.Option(help="none: gradients are None when a step begins; accumulate: they are there.", rich_help_panel=_WHAT),
+]
+Shards = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        help="Plan for one of N GPUs that share parameters, gradients and optimizer state, as FSDP and ZeRO-3 do. Only a plan: "
+        "nothing is run.",
+        rich_help_panel=_WHAT,
+    ),
 ]
 StaticBytes = Annotated[
     str | None,
@@ -133,24 +144,8 @@ Timeline = Annotated[
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result to this file.", rich_help_panel=_OUT)]
 
 
-def settings_from(
-    *,
-    optimizer: str,
-    hardware: str,
-    grads: str,
-    static_bytes: str | None,
-    reserve: str | None,
-    host_budget: str | None,
-    h2d: str | None,
-    d2h: str | None,
-    planner: str = "milp",
-    solver: str = "highs",
-    gap: float = 0.01,
-    time_limit: float = 60.0,
-    keep: list[str] | None = None,
-    recompute: list[str] | None = None,
-) -> Settings:
-    """Return the settings that the flags name.
+def settings(context: typer.Context) -> Settings:
+    """Return the settings that the flags of the command that runs name; a flag that it has not is left at its default.
 
     Raises:
         UsageError: one of them cannot be used.
@@ -158,23 +153,27 @@ def settings_from(
     from actsolve.planners import require_solver
     from actsolve.settings import Settings
 
-    require_solver(solver)
+    given = context.params
+    if "solver" in given:
+        require_solver(given["solver"])
+    values: dict[str, Any] = {name: given[name] for name in _AS_THEY_ARE if name in given}
+    for flag, field in _SIZES.items():
+        if given.get(flag) is not None:
+            values[field] = parse_bytes(given[flag], what=_flag(flag))
+    for flag in ("h2d", "d2h"):
+        if given.get(flag) is not None:
+            values[flag] = parse_speed(given[flag], what=_flag(flag))
     return Settings(
-        optimizer=optimizer,
-        hardware=hardware,
-        planner=planner,
-        solver=solver,
-        gap=gap,
-        time_limit_s=time_limit,
-        grads="none" if grads == "set_to_none" else grads,
-        static_bytes=None if static_bytes is None else parse_bytes(static_bytes, what="--static-bytes"),
-        reserve_bytes=None if reserve is None else parse_bytes(reserve, what="--reserve"),
-        host_budget_bytes=None if host_budget is None else parse_bytes(host_budget, what="--host-budget"),
-        h2d=None if h2d is None else parse_speed(h2d, what="--h2d"),
-        d2h=None if d2h is None else parse_speed(d2h, what="--d2h"),
-        keep=tuple(keep or ()),
-        recompute=tuple(recompute or ()),
+        grads="none" if given["grads"] == "set_to_none" else given["grads"],
+        time_limit_s=given.get("time_limit", 60.0),
+        keep=tuple(given.get("keep") or ()),
+        recompute=tuple(given.get("recompute") or ()),
+        **values,
     )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def switch_called(name: str, *others: str) -> Switch:
@@ -193,12 +192,14 @@ def switch_called(name: str, *others: str) -> Switch:
     return SWITCHES[name]
 
 
-def is_fake(fake: bool | None, *, runs: bool, hardware: str | None) -> bool:
+def is_fake(fake: bool | None, *, runs: bool, hardware: str | None, shards: int = 1) -> bool:
     """Return whether the model is built of fake tensors: as asked for, else where nothing is run or measured here.
 
     Raises:
-        UsageError: it is to be run, and fake.
+        UsageError: it is to be run, and is fake or one shard of many.
     """
+    if runs and shards > 1:
+        raise UsageError("a shard cannot be run", where="--shards", why="there is one process here", try_="leave out --run")
     if fake and runs:
         raise UsageError("--fake tensors cannot be run", try_="leave out --fake or --run")
     return (not runs and hardware != "auto") if fake is None else fake

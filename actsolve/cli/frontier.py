@@ -22,12 +22,14 @@ TimeLimit = Annotated[float, typer.Option(metavar="SECONDS", help="For all solve
 
 
 def frontier(
+    context: typer.Context,
     target: flags.Target,
     points: Points = 12,
     overrides: flags.Overrides = [],  # noqa: B006
     fake: flags.Fake = None,
     optimizer: flags.Optimizer = "adamw",
     grads: flags.Grads = "none",
+    shards: flags.Shards = 1,
     static_bytes: flags.StaticBytes = None,
     reserve: flags.Reserve = None,
     hardware: flags.Hardware = "auto",
@@ -57,23 +59,9 @@ def frontier(
         flags.require_writable(png, "--png", "picture")
         if png is not None:
             require_matplotlib()
-        settings = flags.settings_from(
-            optimizer=optimizer,
-            hardware=hardware,
-            grads=grads,
-            static_bytes=static_bytes,
-            reserve=reserve,
-            host_budget=host_budget,
-            h2d=h2d,
-            d2h=d2h,
-            solver=solver,
-            gap=gap,
-            time_limit=time_limit,
-            keep=keep,
-            recompute=recompute,
-        )
+        settings = flags.settings(context)
         s.stage(f"building {target}")
-        step = load_target(target, overrides, fake=flags.is_fake(fake, runs=False, hardware=hardware))
+        step = load_target(target, overrides, fake=flags.is_fake(fake, runs=False, hardware=hardware, shards=shards))
         listener = Listener(s.stage, s.measuring, s.solving)
         prepared = prepare(step, "100%", settings, target=target, listener=listener)
         with _interrupts() as pressed:

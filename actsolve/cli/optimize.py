@@ -14,6 +14,7 @@ from actsolve.json_file import write_json
 
 
 def optimize(
+    context: typer.Context,
     target: flags.Target,
     mem_budget: flags.MemBudget,
     run: Annotated[bool, typer.Option("--run", help="Train with the plan here, beside the original; measure both.")] = False,
@@ -21,6 +22,7 @@ def optimize(
     fake: flags.Fake = None,
     optimizer: flags.Optimizer = "adamw",
     grads: flags.Grads = "none",
+    shards: flags.Shards = 1,
     static_bytes: flags.StaticBytes = None,
     reserve: flags.Reserve = None,
     hardware: flags.Hardware = "auto",
@@ -53,25 +55,10 @@ def optimize(
         parse_budget(mem_budget)
         flags.require_writable(out)
         flags.require_writable(timeline, "--timeline", "timeline")
-        settings = flags.settings_from(
-            optimizer=optimizer,
-            hardware=hardware,
-            grads=grads,
-            static_bytes=static_bytes,
-            reserve=reserve,
-            host_budget=host_budget,
-            h2d=h2d,
-            d2h=d2h,
-            planner=planner,
-            solver=solver,
-            gap=gap,
-            time_limit=time_limit,
-            keep=keep,
-            recompute=recompute,
-        )
+        settings = flags.settings(context)
         s.stage(f"building {target}")
         loaded = Target(target)
-        step = loaded.step(overrides, fake=flags.is_fake(fake, runs=run, hardware=hardware))
+        step = loaded.step(overrides, fake=flags.is_fake(fake, runs=run, hardware=hardware, shards=shards))
         listener = Listener(s.stage, s.measuring, s.solving)
         try:
             captured, planned = plan_training_step(step, mem_budget, settings, target=target, listener=listener)

@@ -13,6 +13,7 @@ from actsolve.cli.session import session
 
 
 def run(
+    context: typer.Context,
     target: flags.Target,
     plan: Annotated[Path, typer.Option(metavar="FILE", help="The plan, as optimize --out wrote it.", show_default=False)],
     steps: Annotated[int, typer.Option(min=1, help="How many steps to train.")] = 10,
@@ -54,16 +55,7 @@ def run(
         broken = flags.switch_called(*switches) if switches else None
         file = load_plan(plan)
         flags.require_writable(out)
-        settings = flags.settings_from(
-            optimizer=optimizer,
-            hardware=hardware,
-            grads=grads,
-            static_bytes=static_bytes,
-            reserve=reserve,
-            host_budget=host_budget,
-            h2d=h2d,
-            d2h=d2h,
-        )
+        settings = flags.settings(context)
         s.stage(f"building {target}")
         step = load_target(target, overrides)
         listener = Listener(s.stage, s.measuring)

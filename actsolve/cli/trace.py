@@ -29,8 +29,8 @@ def trace(
     with session(as_json) as s:
         from actsolve.capture.captured import capture
         from actsolve.graph_file import graph_content, save_graph
-        from actsolve.planning import Listener, costs_of
         from actsolve.report.graph_text import graph_summary, graph_text
+        from actsolve.step_problem import costs_of
         from actsolve.target import load_target
 
         flags.require_writable(out)
@@ -42,7 +42,7 @@ def trace(
         costs = None
         if hardware is not None:
             s.stage("costing ops")
-            costs = costs_of(captured, hardware, Listener(measuring=s.measuring))
+            costs = costs_of(captured, hardware, s.measuring)
         if out is not None:
             save_graph(out, graph, costs)
         text = "\n".join(graph_summary(graph)) + "\n" if summary or out is not None else graph_text(graph)
