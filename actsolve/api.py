@@ -65,7 +65,7 @@ def optimize(
         h2d: Speed of copies from host to device: ``"25GB/s"``, or bytes per second. If left out, that of the hardware. On a CPU,
             which has none, values are offloaded over a link that is emulated at the speed given.
         d2h: Likewise from device to host; if only one of the two is known they are equal.
-        planner: ``"milp"``, or a baseline: ``"keep_all"``, ``"sqrt_l"``, ``"per_layer"``.
+        planner: ``"milp"``, or a baseline: ``"keep_all"``, ``"sqrt_l"``, ``"rotor"``, ... (`actsolve.planners.BASELINES`).
         gap: Relative gap at which the solver may stop.
         time_limit_s: Seconds after which it stops all the same, with the best plan found.
         solver: ``"highs"``, ``"cbc"``, or another that PuLP knows.

@@ -19,6 +19,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from actsolve.cli.main import app
+from actsolve.planners import PLANNERS
 from actsolve.cli.session import Session
 from actsolve.plan_file import load_plan
 from actsolve.planners import BASELINES, QUICK
@@ -465,6 +466,7 @@ def test_help_is_quick_and_says_that_code_is_executed() -> None:
     start = time.perf_counter()
     shown = subprocess.run(command("optimize", "--help"), capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)
     assert "Executes that code" in shown.stdout
+    assert all(name in shown.stdout for name in PLANNERS)
     assert "torch" not in shown.stderr
     assert time.perf_counter() - start < 20  # it takes 0.4 s where torch is not imported, on an idle machine
     wrong = subprocess.run(command("optimise"), capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)

@@ -117,7 +117,14 @@ D2h = Annotated[
         show_default=False,
     ),
 ]
-Planner = Annotated[str, typer.Option(help="milp, keep_all, sqrt_l or per_layer.", rich_help_panel=_HOW)]
+Planner = Annotated[
+    str,
+    typer.Option(
+        help="milp, or a baseline: keep_all, sqrt_l, per_layer, chen_greedy, selective, greedy, treeverse, rotor, checkmate, "
+        "torch_budget, offload_all, offload_boundaries, offload_sync.",
+        rich_help_panel=_HOW,
+    ),
+]
 Solver = Annotated[str, typer.Option(help="highs, cbc, or another that PuLP knows.", rich_help_panel=_HOW)]
 Gap = Annotated[float, typer.Option(help="Share of the extra time that need not be proven.", rich_help_panel=_HOW)]
 TimeLimit = Annotated[float, typer.Option(metavar="SECONDS", help="When to take the best plan so far.", rich_help_panel=_HOW)]
