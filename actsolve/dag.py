@@ -3,7 +3,7 @@
 A node reads values and makes values. The first runs come in the given order. A copy of a value is live from the run that makes it
 to the last run that reads that copy; a run reads the latest. Memory during a run is what is resident anyway, what is live, the
 outputs of the run and its workspace. A general graph (`dag_file`) is such nodes with one value each. A training graph is one in
-which only forward ops run again, and only after the forward (`dag_of`).
+which only forward ops run again: after the forward, or anywhere (`dag_of`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ class Dag:
         budget_bytes: Hard cap on the memory during every run.
         replayable: Per node, whether it may run again.
         replay_from: No node runs again before this one is next to run first.
+        n_forward: How many nodes are the forward's: what they leave, made first or again, is not overwritten later.
         replay_reads: Per node, the values that a later run of it reads.
         workspace: Per node, bytes that it takes beyond its outputs.
-        resident: Per node, bytes that are there anyway during its first run.
+        resident: Per node, bytes that are there anyway during its first run, and while others run again just before it.
         held: Values that stay from their first making to the end.
+        stays: Values that stay from their first making to the end of the forward.
         in_place: Per node, an input and an output of equal size that can share their memory where the input ends there.
         names: Per node, for messages.
     """
@@ -42,10 +44,12 @@ class Dag:
     budget_bytes: int
     replayable: tuple[bool, ...]
     replay_from: int
+    n_forward: int
     replay_reads: tuple[tuple[int, ...], ...]
     workspace: tuple[int, ...]
     resident: tuple[int, ...]
     held: frozenset[int]
+    stays: frozenset[int]
     in_place: tuple[tuple[int, int] | None, ...]
     names: tuple[str, ...]
 
@@ -71,20 +75,14 @@ class Dag:
                 found[value].append(node)
         return tuple(map(tuple, found))
 
-    @cached_property
-    def replay_resident(self) -> int:
-        """Bytes that are there anyway while a node runs again."""
-        return self.resident[self.replay_from] if self.replay_from < self.n_nodes else 0
-
-    def needs(self, node: int, *, again: bool = False) -> int:
-        """Bytes that one run of ``node`` takes whatever else is live."""
-        reads = self.replay_reads[node] if again else self.reads[node]
+    def needs(self, node: int) -> int:
+        """Bytes that the first run of ``node`` takes whatever else is live."""
+        reads = self.reads[node]
         held = sum(self.sizes[v] for v in self.held if self.maker[v] < node and v not in reads) if self.held else 0
         outputs = sum(self.sizes[v] for v in self.makes[node])
         shared = self.in_place[node]
         saved = self.sizes[shared[1]] if shared is not None else 0
-        resident = self.replay_resident if again else self.resident[node]
-        return resident + sum(self.sizes[v] for v in reads) + held + outputs + self.workspace[node] - saved
+        return self.resident[node] + sum(self.sizes[v] for v in reads) + held + outputs + self.workspace[node] - saved
 
 
 def general_dag(sizes: tuple[int, ...], reads: tuple[tuple[int, ...], ...], time: tuple[float, ...], budget_bytes: int) -> Dag:
@@ -98,27 +96,34 @@ def general_dag(sizes: tuple[int, ...], reads: tuple[tuple[int, ...], ...], time
         budget_bytes=budget_bytes,
         replayable=(True,) * n,
         replay_from=0,
+        n_forward=0,
         replay_reads=reads,
         workspace=(0,) * n,
         resident=(0,) * n,
         held=frozenset(),
+        stays=frozenset(),
         in_place=(None,) * n,
         names=tuple(f"node {i}" for i in range(n)),
     )
 
 
-def dag_of(problem: Problem) -> Dag:
+def dag_of(problem: Problem, *, anywhere: bool = False) -> Dag:
     """Return a training step as nodes. Values are numbered as in its graph; given ones are nobody's to make, and never read.
 
     What is copied into a buffer is read by the last forward op, so that it is there until then. An RNG state is made where a plan
     may not want it; that takes no time, and its bytes count only if it is read.
+
+    Args:
+        problem: The step.
+        anywhere: Whether forward ops run again in the forward, too. That makes the program over segments about twice as large.
     """
     graph, n_forward = problem.graph, problem.graph.n_forward
     made = {v for op in graph.ops for v in op.outputs}
     reads = [tuple(v for v in op.inputs if v in made) for op in graph.ops]
+    updated = frozenset(new for new, _ in graph.updates if new in made)
     if n_forward:
-        updated = {new for new, _ in graph.updates if new in made} - set(graph.ops[n_forward - 1].outputs)
-        reads[n_forward - 1] = tuple(dict.fromkeys((*reads[n_forward - 1], *sorted(updated))))
+        late = updated.difference(graph.ops[n_forward - 1].outputs)
+        reads[n_forward - 1] = tuple(dict.fromkeys((*reads[n_forward - 1], *sorted(late))))
     tangents = graph.given_bytes(Kind.TANGENT)
     return Dag(
         sizes=tuple(v.size_bytes for v in graph.values),
@@ -127,11 +132,13 @@ def dag_of(problem: Problem) -> Dag:
         time=problem.costs.replay_seconds,
         budget_bytes=problem.budget_bytes,
         replayable=tuple(op.replayable for op in graph.ops),
-        replay_from=n_forward,
+        replay_from=0 if anywhere else n_forward,
+        n_forward=n_forward,
         replay_reads=tuple(tuple(v for v in (*op.inputs, *op.replay_inputs) if v in made) for op in graph.ops),
         workspace=problem.costs.workspace_bytes,
         resident=tuple(problem.static_bytes + (tangents if i >= n_forward else 0) for i in range(len(graph.ops))),
         held=frozenset(v for v in graph.held if v in made),
+        stays=updated,
         in_place=tuple(op.in_place for op in graph.ops),
         names=tuple(op.name for op in graph.ops),
     )

@@ -57,6 +57,7 @@ class Plan:
             planner's class; None if it has no bound.
         global_bound_s: Proven lower bound on them over every schedule with the same first runs that replays in the backward and
             offloads nothing, whatever it replays and however often; None where values may be offloaded, or nothing was proven.
+        bounds_forward: Whether `global_bound_s` also holds for the schedules that replay in the forward.
         solve_s: Wall seconds spent planning.
         note: Why a planner does not apply, or what it wants to say, for reports.
     """
@@ -70,6 +71,7 @@ class Plan:
     status: Status = Status.FEASIBLE
     bound_s: float | None = None
     global_bound_s: float | None = None
+    bounds_forward: bool = False
     solve_s: float = 0.0
     note: str = ""
 

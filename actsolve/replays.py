@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from actsolve.errors import ScheduleError
 from actsolve.graph import Graph
+from actsolve.plan import Plan
 from actsolve.schedule import Schedule, Step, StepKind
 
 Run = tuple[StepKind, int]
@@ -39,6 +40,11 @@ def saved_by(graph: Graph, replays: Replays) -> frozenset[int]:
     """Return the decidable values of which the backward reads a copy that the forward made: what the plan keeps."""
     _, saved = _last_reads(graph, all_runs(graph, replays))
     return saved.intersection(graph.decidable)
+
+
+def replays_in_forward(graph: Graph, plan: Plan) -> bool:
+    """Return whether ``plan`` replays an op in the forward."""
+    return plan.replays is not None and any(index < graph.n_forward and ops for index, ops in plan.replays.items())
 
 
 def all_runs(graph: Graph, replays: Replays) -> list[Run]:
@@ -122,8 +128,8 @@ def _steps(graph: Graph, runs: list[Run], dying_at: list[list[int]]) -> tuple[St
         overwritten = None
         if op.in_place is not None:
             source, target = op.in_place
-            saved = in_backward and source in of_forward
-            if source in dying and source not in updated and target not in live and not saved:
+            stays = source in of_forward if in_backward else source in updated
+            if source in dying and target not in live and not stays:
                 overwritten = source
         steps.append(Step(kind, op=index, in_place=overwritten is not None))
         steps += [Step(StepKind.FREE, value=value) for value in dying if value != overwritten]

@@ -27,7 +27,7 @@ class Rules:
     """Which schedules are looked at.
 
     Attributes:
-        forward_replays: Forward ops are replayed in the forward, too: the checker refuses that.
+        forward_replays: Forward ops are replayed in the forward, too.
         once: No op is replayed twice between two first runs.
         ordered: Nor does one come after a later one there.
         in_place: Ops work in place where they can.
@@ -39,8 +39,8 @@ class Rules:
     in_place: bool = True
 
 
-BACKWARD_ONLY = Rules()  # what the checker admits
-ANYWHERE = Rules(forward_replays=True)
+BACKWARD_ONLY = Rules()
+ANYWHERE = Rules(forward_replays=True)  # what the checker admits
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from all_schedules import ANYWHERE, BACKWARD_ONLY, Cheapest, Rules, cheapest, least_budget
+from hypothesis import given, settings
 from replayed_often import random_replays
-from strategies import random_problem
+from strategies import problems, random_problem
 
 from actsolve.check import check
 from actsolve.dag import dag_of
@@ -34,9 +35,9 @@ def small_problems(n: int, most_ops: int = MOST_OPS) -> Iterator[tuple[int, Prob
     return itertools.islice(((seed, p) for seed, p in drawn if len(p.graph.ops) <= most_ops), n)
 
 
-def budgets(problem: Problem, n: int) -> list[int]:
+def budgets(problem: Problem, n: int, rules: Rules) -> list[int]:
     """The least budget that a schedule fits, and others up to where keeping everything fits; the last is left out."""
-    low, high = least_budget(problem), keep_all_peak(problem)
+    low, high = least_budget(problem, rules), keep_all_peak(problem)
     return sorted({low + (high - low) * i // n for i in range(n)})
 
 
@@ -56,18 +57,19 @@ def as_schedule(found: Cheapest) -> Schedule:
     return Schedule(tuple(steps))
 
 
-def test_the_checker_finds_the_peak_and_the_cost_that_brute_force_says() -> None:
-    for seed, problem in small_problems(100):
-        for budget in budgets(problem, 3):
+@pytest.mark.parametrize(("rules", "n"), [(BACKWARD_ONLY, 60), (ANYWHERE, 100)])
+def test_the_checker_finds_the_peak_and_the_cost_that_brute_force_says(rules: Rules, n: int) -> None:
+    for seed, problem in small_problems(n):
+        for budget in budgets(problem, 3, rules):
             within = replace(problem, budget_bytes=budget)
-            found = cheapest(within)
+            found = cheapest(within, rules)
             assert found is not None
             schedule = as_schedule(found)
             assert check(within, schedule) == found.peak_bytes <= budget, seed
             timeline = simulate(within, schedule)
             assert timeline.peak_bytes == found.peak_bytes, seed
             assert timeline.recompute_s == pytest.approx(found.extra_s), seed
-        assert cheapest(replace(problem, budget_bytes=least_budget(problem) - 1)) is None
+        assert cheapest(replace(problem, budget_bytes=least_budget(problem, rules) - 1), rules) is None
 
 
 def test_no_set_of_kept_values_is_better_and_mostly_one_is_as_good() -> None:
@@ -151,8 +153,8 @@ def tight() -> list[tuple[int, Problem, float]]:
     """60 random graphs within the least budget that a schedule fits, where that has to replay; and the least extra time."""
     found: list[tuple[int, Problem, float]] = []
     for seed, problem in small_problems(10_000):
-        within = replace(problem, budget_bytes=least_budget(problem))
-        best = cheapest(within)
+        within = replace(problem, budget_bytes=least_budget(problem, ANYWHERE))
+        best = cheapest(within, ANYWHERE)
         assert best is not None
         if best.extra_s > 0:
             found.append((seed, within, best.extra_s))
@@ -165,7 +167,7 @@ def test_a_plan_is_never_below_brute_force_and_seldom_missed(tight: list[tuple[i
     missed, excess = 0, 0.0
     for seed, within, best_s in tight:
         found = plan(within, "milp", EXACT)
-        assert (found.global_bound_s or 0.0) <= best_s + 1e-9, seed
+        assert found.bounds_forward and (found.global_bound_s or 0.0) <= best_s + 1e-9, seed
         if not found.found:
             missed += 1
             continue
@@ -177,9 +179,20 @@ def test_a_plan_is_never_below_brute_force_and_seldom_missed(tight: list[tuple[i
     assert excess <= 0.01 * len(tight)
 
 
-def proven(problem: Problem) -> float:
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(problem=problems(max_forward=5))
+def test_law_what_fits_is_found_and_what_is_found_costs_least(problem: Problem) -> None:
+    best, found = cheapest(problem, ANYWHERE), plan(problem, "milp", EXACT)
+    assert found.found == (best is not None)
+    if best is not None:
+        timeline = simulate(problem, schedule_of(problem.graph, found))
+        assert check(problem, timeline.schedule) == timeline.peak_bytes <= problem.budget_bytes
+        assert timeline.extra_s == pytest.approx(best.extra_s)
+
+
+def proven(problem: Problem, *, anywhere: bool = False) -> float:
     """What the program over segments proves, before it is cut to what a plan takes; infinite if it says that nothing fits."""
-    search = DagSearch(dag_of(problem), EXACT)
+    search = DagSearch(dag_of(problem, anywhere=anywhere), EXACT)
     search.take(search.runner.run(np.arange(search.dag.n_nodes)))
     search.prove(1.0)
     return float("inf") if search.infeasible else search.bound
@@ -187,7 +200,9 @@ def proven(problem: Problem) -> float:
 
 def test_nothing_is_proven_that_is_not_so(tight: list[tuple[int, Problem, float]]) -> None:
     for seed, within, best_s in tight:
-        assert proven(within) <= best_s + 1e-9, seed
+        assert proven(within, anywhere=True) <= best_s + 1e-9, seed
+        backward = cheapest(within)
+        assert backward is None or proven(within) <= backward.extra_s + 1e-9, seed
 
 
 @pytest.mark.parametrize(("seed", "budget"), [(50075, 54), (50285, 54)])

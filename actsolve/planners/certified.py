@@ -4,6 +4,9 @@ Where nothing can be offloaded, the program over segments (`dag_search`) goes fi
 times, and its bound is that of every schedule. Mostly it ends within seconds, with a schedule that meets it. What is left of
 the time goes to replay windows (`milp`) and to the search around the best. Where values can be offloaded, the windows plan;
 what only recomputes is one of the plans that theirs has to beat.
+
+Replays in the forward make that program larger, and are seldom of use. So they are looked at from the beginning only in small
+graphs, and in larger ones where nothing fits without them.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from actsolve.planners.rotor import rotor
 from actsolve.planners.selective import selective
 from actsolve.planners.sequence import Ints, Sequence
 from actsolve.problem import Problem
-from actsolve.replays import replays_of, saved_by
+from actsolve.replays import replays_in_forward, replays_of, saved_by
 from actsolve.schedule import Schedule, StepKind
 from actsolve.simulate import Timeline, timeline_of
 
@@ -36,6 +39,7 @@ _WINDOWS = 0.35  # and for these
 _ASIDE = 0.2  # and for what only recomputes, where values can be offloaded
 _LARGE = 1000  # ops: there the windows are the quicker of the two, and go first
 _AT_LEAST_S = 2.0
+_ANYWHERE = 200  # ops: up to there replays in the forward are looked at in any case
 _IN_DOUBT = 0.15  # of the time limit, where neither a plan nor a proof was found
 _COLUMNS = 150_000  # a program over segments that would be larger is not begun
 _TOO_MANY = 10_000  # ops for the greedy planner, which takes minutes on 20,000
@@ -46,7 +50,7 @@ def certified(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     """Return the plan that takes the least time within the budget, to within the gap, and what is proven of it.
 
     `Plan.bound_s` holds for the plans of the class that the plan is of; `Plan.global_bound_s` for every schedule with these first
-    runs that replays in the backward and offloads nothing.
+    runs that offloads nothing, or of these only for those that replay in the backward (`Plan.bounds_forward`).
 
     Raises:
         UsageError: a pin cannot be honoured.
@@ -89,6 +93,7 @@ class _Best:
         self.timeline: Timeline | None = None
         self.nothing = Plan("milp", status=Status.UNKNOWN)  # what is said where no plan is found
         self.global_bound_s: float | None = None
+        self.bounds_forward = False
         whole = timeline_of(problem, keep_all(problem))
         self.keeps_all = whole.fits and whole.extra_s < _EPSILON_S
 
@@ -111,7 +116,7 @@ class _Best:
     def result(self) -> Plan:
         """The best plan with its bounds and what they prove."""
         if self.plan is None or self.timeline is None:
-            return replace(self.nothing, global_bound_s=self.global_bound_s)
+            return replace(self.nothing, global_bound_s=self.global_bound_s, bounds_forward=self.bounds_forward)
         extra_s = self.timeline.extra_s
         check(self.problem, self.timeline.schedule)
         overall = self.global_bound_s
@@ -124,7 +129,7 @@ class _Best:
         bound = None if bound is None else min(bound, extra_s)
         overall = None if overall is None else min(overall, extra_s)
         status = status_of(self.problem, self.options, extra_s, bound)
-        return replace(self.plan, status=status, bound_s=bound, global_bound_s=overall)
+        return replace(self.plan, status=status, bound_s=bound, global_bound_s=overall, bounds_forward=self.bounds_forward)
 
 
 def _windows(best: _Best, share: float) -> Plan:
@@ -153,11 +158,13 @@ def _prove(best: _Best) -> None:
     Once a plan is optimal in the class of the windows, what is left is whether others are better: that gets half as long again.
     """
     problem = best.problem
-    search = _search(problem, best, best.left_s())
+    n_ops = len(problem.graph.ops)
+    anywhere = n_ops <= _ANYWHERE or (best.plan is not None and replays_in_forward(problem.graph, best.plan))
+    search = _search(problem, best, best.left_s(), anywhere=anywhere)
     if search is None:
         best.take(_windows(best, 1.0))
         return
-    if len(problem.graph.ops) <= _LARGE and not search.infeasible:
+    if n_ops <= _LARGE and not search.infeasible:
         search.prove(_SEGMENTS if best.plan is not None else _IN_DOUBT)
     if not search.done:
         plan = _windows(best, _SEGMENTS + _WINDOWS)
@@ -171,8 +178,29 @@ def _prove(best: _Best) -> None:
             if best.plan is None:  # a budget that nothing fits, perhaps: who asks wants to know soon
                 search.deadline = min(search.deadline, time.perf_counter() + _IN_DOUBT * best.options.time_limit_s)
             search.run()
+    if best.plan is None and search.best is None and not anywhere and not search.interrupted:
+        if search.infeasible:
+            best.nothing = Plan("milp", status=Status.UNKNOWN, note="nothing fits that replays in the backward alone")
+        search = _also_in_forward(best) or search
+    _conclude(best, search)
+
+
+def _also_in_forward(best: _Best) -> DagSearch | None:
+    """Search where ops run again in the forward, too, since nothing was found that fits without."""
+    limit_s = _IN_DOUBT * best.options.time_limit_s
+    search = _search(best.problem, best, min(limit_s, best.left_s()), anywhere=True)
+    if search is not None and not search.infeasible:
+        search.run()
+    return search
+
+
+def _conclude(best: _Best, search: DagSearch) -> None:
+    """Take what ``search`` found, and what it proved."""
+    problem = best.problem
+    anywhere = search.dag.replay_from < problem.graph.n_forward
     if search.infeasible:
-        best.nothing = Plan("milp", status=Status.INFEASIBLE, note=search.infeasible)
+        if anywhere:
+            best.nothing = Plan("milp", status=Status.INFEASIBLE, note=search.infeasible)
         return
     if search.best is not None:
         extra_s = search.best.extra_time
@@ -183,12 +211,12 @@ def _prove(best: _Best) -> None:
             best.take(plan_of(problem, search.best))
     elif best.nothing.status is Status.INFEASIBLE:  # of the windows' class, which is not all that was looked for
         best.nothing = Plan("milp", status=Status.UNKNOWN, note="nothing fits that replays each op once")
-    best.global_bound_s = search.bound
+    best.global_bound_s, best.bounds_forward = search.bound, anywhere
 
 
-def _search(problem: Problem, best: _Best, time_limit_s: float) -> DagSearch | None:
+def _search(problem: Problem, best: _Best, time_limit_s: float, *, anywhere: bool = False) -> DagSearch | None:
     """Return a search that begins with the best plan, or None where the program would be too large."""
-    dag = dag_of(problem)
+    dag = dag_of(problem, anywhere=anywhere)
     held = sum(dag.sizes[v] for v in dag.held)
     options = replace(best.options, time_limit_s=time_limit_s)
     search = DagSearch(dag, options)
@@ -207,10 +235,16 @@ def _search(problem: Problem, best: _Best, time_limit_s: float) -> DagSearch | N
 
 
 def nodes_of(problem: Problem, schedule: Schedule) -> Ints:
-    """Return the runs of ``schedule`` as nodes of `dag_of`: all of the forward's, and then the backward's."""
-    n_forward = problem.graph.n_forward
-    backward = [s.op for s in schedule.steps if s.op is not None and (s.kind is StepKind.REPLAY or s.op >= n_forward)]
-    return np.array([*range(n_forward), *backward], dtype=np.int64)
+    """Return the runs of ``schedule`` as nodes of `dag_of`: optional ops that it leaves out run, too."""
+    nodes: list[int] = []
+    next_op = 0
+    for step in schedule.steps:
+        if step.kind is StepKind.COMPUTE and step.op is not None:
+            nodes += range(next_op, step.op + 1)
+            next_op = step.op + 1
+        elif step.kind is StepKind.REPLAY and step.op is not None:
+            nodes.append(step.op)
+    return np.array(nodes, dtype=np.int64)
 
 
 def plan_of(problem: Problem, sequence: Sequence) -> Plan:

@@ -61,6 +61,11 @@ class Segment:
     inner: tuple[int, ...] = ()
     early: frozenset[int] = frozenset()
 
+    @property
+    def last(self) -> int:
+        """The node that is next to run first, or has just run first, at its end."""
+        return self.moment.node if self.moment is not None else self.firsts[-1]
+
 
 def ancestors(dag: Dag, nodes: Iterable[int], width: int | None) -> set[int]:
     """Return the replayable nodes that ``nodes`` are reached from over replayable nodes, the nearest ``width`` or a few more."""
@@ -96,8 +101,8 @@ def segments_of(
         of_node.setdefault(moment.node, []).append(moment)
     found: list[Segment] = []
     start = 0
-    # Before `replay_from` nothing runs again: no segment reaches over it.
-    for node in sorted({*of_node, dag.n_nodes - 1} | ({dag.replay_from - 1} if dag.replay_from else set())):
+    # Before `replay_from` nothing runs again, and the forward leaves what is not overwritten: no segment reaches over these.
+    for node in sorted({*of_node, dag.n_nodes - 1, dag.replay_from - 1, dag.n_forward - 1} - {-1}):
         inner = [m.replay for m in of_node.get(node, ()) if m.replay is not None]
         if inner and start < node:
             found.append(Segment(range(start, node), _again(dag, range(start, node), width, also), None))
@@ -154,7 +159,8 @@ class SegmentModel:
         self.live: dict[tuple[int, int], int] = {}  # (value, k): it is live from its k-th event to its next
         for value, events in enumerate(self._events):
             for k in range(len(events) - 1):
-                lower = 1.0 if value in dag.held else 0.0
+                stays = value in dag.stays and events[k + 1] <= self._first_in[dag.n_forward - 1]
+                lower = 1.0 if value in dag.held or stays else 0.0
                 self.live[value, k] = self.model.column(0.0, lower, integer=True)
         self._write_rows()
 
@@ -238,9 +244,8 @@ class SegmentModel:
         dag, again = self.dag, moment.replay is not None
         node = moment.node if moment.replay is None else moment.replay
         reads = dag.replay_reads[node] if again else dag.reads[node]
-        resident = dag.replay_resident if again else dag.resident[node]
         own = {*reads, *dag.makes[node]}
-        run_bytes = sum(dag.sizes[v] for v in own) + dag.workspace[node] + (self._remade_bytes(node) if again else 0)
+        run_bytes = sum(dag.sizes[v] for v in own) + dag.workspace[node] + (self._remade_bytes(node, index) if again else 0)
         columns: list[int] = []
         bytes_: list[float] = []
         for value in self._possible(index):
@@ -249,7 +254,7 @@ class SegmentModel:
                 if column is not None:
                     columns.append(column)
                     bytes_.append(dag.sizes[value])
-        room = float(dag.budget_bytes - resident)
+        room = float(dag.budget_bytes - dag.resident[moment.node])
         run = self.again.get((node, index)) if again else None
         if again:
             if run is None:
@@ -259,7 +264,7 @@ class SegmentModel:
         else:
             room -= run_bytes
         shared = dag.in_place[node]
-        if shared is not None and shared[0] not in dag.held:
+        if shared is not None and not self._stays(shared[0], index):
             columns.append(self._in_place(shared[0], index, run))
             bytes_.append(-dag.sizes[shared[0]])
         unit = max(1.0, float(dag.budget_bytes))
@@ -276,9 +281,9 @@ class SegmentModel:
             return
         own = {*dag.replay_reads[node], *dag.makes[node]}
         last = self.segments[index].firsts[-1]
-        run_bytes = sum(dag.sizes[v] for v in own) + dag.workspace[node] + self._remade_bytes(node)
+        run_bytes = sum(dag.sizes[v] for v in own) + dag.workspace[node] + self._remade_bytes(node, index)
         columns, bytes_ = [run], [float(run_bytes)]
-        if (shared := dag.in_place[node]) is not None and shared[0] not in dag.held:
+        if (shared := dag.in_place[node]) is not None and not self._stays(shared[0], index):
             in_place = self.model.column()
             self._at_most(in_place, [run])
             self._not_saved(in_place, shared[0], index)
@@ -292,11 +297,15 @@ class SegmentModel:
                 columns.append(column)
                 bytes_.append(dag.sizes[value])
         unit = max(1.0, float(dag.budget_bytes))
-        self.model.row(-INFINITY, (dag.budget_bytes - dag.replay_resident) / unit, columns, [b / unit for b in bytes_])
+        self.model.row(-INFINITY, (dag.budget_bytes - dag.resident[last]) / unit, columns, [b / unit for b in bytes_])
 
-    def _remade_bytes(self, node: int) -> int:
+    def _remade_bytes(self, node: int, index: int) -> int:
         """Bytes of what a replay of ``node`` makes beside a copy that stays: it counts twice meanwhile."""
-        return sum(self.dag.sizes[v] for v in self.dag.makes[node] if v in self.dag.held)
+        return sum(self.dag.sizes[v] for v in self.dag.makes[node] if self._stays(v, index))
+
+    def _stays(self, value: int, index: int) -> bool:
+        """Whether ``value`` cannot end in a segment."""
+        return value in self.dag.held or (value in self.dag.stays and self.segments[index].last < self.dag.n_forward)
 
     def _throughout(self, value: int, index: int, *, needed: bool) -> int | None:
         """The column that says whether ``value`` is live all through a segment: ``needed`` at its end or left, and not remade."""
@@ -324,10 +333,11 @@ class SegmentModel:
         return column
 
     def _not_saved(self, column: int, source: int, index: int) -> None:
-        """What the forward has saved is not overwritten where replays are: only what was made again, or first, there."""
-        dag, maker = self.dag, self.dag.maker[source]
-        if self.segments[index].firsts.stop > dag.replay_from > maker:
-            self._at_most(column, [c for i in range(index + 1) if (c := self.again.get((maker, i))) is not None])
+        """What the forward has left is not overwritten after it: only what was made again, or first, there."""
+        maker, start = self.dag.maker[source], self.dag.n_forward
+        if self.segments[index].last >= start > maker:
+            later = (i for i in range(index + 1) if self.segments[i].last >= start)
+            self._at_most(column, [c for i in later if (c := self.again.get((maker, i))) is not None])
 
     def _possible(self, index: int) -> Iterable[int]:
         """Values that may be live when a segment ends."""

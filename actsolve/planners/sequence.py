@@ -50,13 +50,15 @@ class Runner:
         # Entry n + i is node i run again.
         self.reads = Rows.of([*dag.reads, *dag.replay_reads])
         self.makes = Rows.of([*dag.makes, *dag.makes])
-        self.resident = np.array([*dag.resident, *([dag.replay_resident] * n)], dtype=np.int64)
+        self.resident = np.array([*dag.resident, 0], dtype=np.int64)
         self.workspace = np.array([*dag.workspace, *dag.workspace], dtype=np.int64)
         pairs = [p or (-1, -1) for p in dag.in_place]
         self.in_place = np.array([*pairs, *pairs], dtype=np.int64).reshape(2 * n, 2)
         self.any_in_place = any(p is not None for p in dag.in_place)
         self.held = np.zeros(len(dag.sizes), dtype=bool)
         self.held[list(dag.held)] = True
+        self.stays = np.zeros(len(dag.sizes), dtype=bool)
+        self.stays[list(dag.stays)] = True
 
     def run(self, nodes: Ints) -> Sequence:
         """Return what ``nodes``, run in that order, do.
@@ -70,7 +72,9 @@ class Runner:
         again[first] = False
         code = nodes + n * again
         made, made_at = self.makes.gather(code)
-        counted = ~(self.held[made] & again[made_at])  # a later copy of what is held ends at once
+        in_forward = np.cumsum(~again) < self.dag.n_forward
+        stays = self.held[made] | (self.stays[made] & in_forward[made_at])
+        counted = ~(stays & again[made_at])  # a later copy of what stays ends at once
         end = made_at.copy()
         copies = np.flatnonzero(counted)
         order = copies[np.lexsort((made_at[copies], made[copies]))]
@@ -118,23 +122,23 @@ class Sequence:
         sizes = runner.sizes[self.made]
         np.add.at(change, self.made_at, sizes)
         np.subtract.at(change, self.end + 1, sizes)
-        memory = np.cumsum(change[:-1]) + runner.resident[code] + runner.workspace[code]
+        next_first = np.where(self.again, np.cumsum(~self.again), self.nodes)
+        memory = np.cumsum(change[:-1]) + runner.resident[next_first] + runner.workspace[code]
         if runner.any_in_place:
             memory -= self._shared(code)
         return memory
 
     def _shared(self, code: Ints) -> Ints:
-        """Bytes that each run does not take since it works in place: not in what the forward has saved (`replays`)."""
+        """Bytes that each run does not take since it works in place: later not in what the forward has left (`replays`)."""
         runner, length = self.runner, len(self.nodes)
         source = runner.in_place[code, 0]
         value = self.made[self.copy]
-        first_again = int(np.argmax(self.again)) if self.again.any() else length
-        n_forward = int(np.searchsorted(self.nodes[~self.again], runner.dag.replay_from))
-        start = min(first_again, int(np.flatnonzero(~self.again)[n_forward]) if n_forward < (~self.again).sum() else length)
+        start = int(np.searchsorted(np.cumsum(~self.again), runner.dag.n_forward)) + 1 if runner.dag.n_forward else 0
         ends = (value == source[self.reader]) & (self.end[self.copy] == self.reader)
         saved = (self.made_at[self.copy] < start) & (self.reader >= start)
         shared = np.zeros(length, dtype=np.int64)
-        hits = ends & ~saved & ~runner.held[value]
+        stays = runner.held[value] | (runner.stays[value] & (self.reader < start))
+        hits = ends & ~saved & ~stays
         shared[self.reader[hits]] = runner.sizes[value[hits]]
         return shared
 

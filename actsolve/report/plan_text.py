@@ -92,7 +92,8 @@ def _proof(planned: Planned) -> list[str]:
         rows.append(("gap", f"{planned.gap:.2%} of the extra time, {planned.step_gap or 0:.3%} of the step"))
         rows.append(("plan-class bound", f"{format_seconds(planned.bound_s)} extra, of {format_seconds(planned.objective_s)}"))
     if planned.global_bound_s is not None:
-        rows.append(("global bound", f"{format_seconds(planned.global_bound_s)} extra, whatever is replayed and however often"))
+        of = "whatever is replayed and however often" + ("" if plan.bounds_forward else ", in the backward")
+        rows.append(("global bound", f"{format_seconds(planned.global_bound_s)} extra, {of}"))
     if plan.note:
         rows.append(("note", shown(plan.note)))
     rows.append(("costs", shown(planned.problem.costs.source) or "of unknown source"))
