@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from cli_calls import PROFILE, called, done, folder, refused
 from offload_plans import drawn_plan
-from test_cli import PROFILE, called, done, folder, refused
 
 from actsolve.plan import Decision, Plan
 from actsolve.plan_file import load_plan
