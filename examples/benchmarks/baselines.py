@@ -22,19 +22,15 @@ from functools import partial
 import common
 import torch
 from common import Row
-from torch._subclasses import FakeTensorMode
 
 import models_zoo
 from actsolve.capture.torch_partitioner import saved_by_torch
 from actsolve.check import check
 from actsolve.planners import PLANNERS, PlannerOptions, plan
-from actsolve.planning import prepare, with_budget
 from actsolve.problem import Problem
-from actsolve.settings import Settings
 from actsolve.simulate import timeline_of
 from actsolve.units import format_bytes
 
-MODELS = tuple(name for name in models_zoo.names() if not name.endswith("-mini") and name not in ("llama-8b", "llama-70b"))
 HARDWARE = ("a100", "4090")
 BUDGETS = ("70%", "50%", "35%")
 AGAINST = ("sqrt_l", "per_layer", "greedy", "rotor", "torch_budget")
@@ -45,27 +41,12 @@ TIME_TOLERANCE = 1e-9  # of the keep-all step
 def rows_of(name: str, options: argparse.Namespace) -> list[Row]:
     """Return a row for each profile and budget."""
     rows = []
-    for hardware in options.hardware:
-        settings = Settings(hardware=hardware, time_limit_s=options.time_limit)
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            step = models_zoo.get(name)(dtype="bf16")
-        prepared = prepare(step, "100%", settings, target=name)
-        saved = saved_by_torch(prepared.captured)
-        for budget in options.budgets:
-            common.tell(f"{name} on {hardware} at {budget}")
-            problem = with_budget(prepared, budget, settings).problem
-            problem = problem if options.links else replace(problem, links=None)
-            limits = PlannerOptions(gap=settings.gap, time_limit_s=settings.time_limit_s, torch_saved=saved)
-            row: Row = {
-                "model": name,
-                "hardware": hardware,
-                "budget": budget,
-                "budget_bytes": problem.budget_bytes,
-                "ops": [problem.graph.n_forward, len(problem.graph.ops) - problem.graph.n_forward],
-                "planners": {planner: figures(problem, planner, limits) for planner in options.planners},
-            }
-            row["missed"] = missed(row["planners"])
-            rows.append(row)
+    for row, prepared, problem in common.modelled(name, options):
+        problem = problem if options.links else replace(problem, links=None)
+        limits = PlannerOptions(time_limit_s=options.time_limit, torch_saved=saved_by_torch(prepared.captured))
+        row["planners"] = {planner: figures(problem, planner, limits) for planner in options.planners}
+        row["missed"] = missed(row["planners"])
+        rows.append(row)
     return rows
 
 
@@ -129,7 +110,7 @@ COLUMNS = {
 }
 
 if __name__ == "__main__":
-    flags = common.parser(__doc__, models=MODELS, budgets=BUDGETS, time_limit_s=30.0)
+    flags = common.parser(__doc__, models=models_zoo.names(), budgets=BUDGETS, time_limit_s=30.0)
     flags.add_argument("--hardware", type=listed, default=list(HARDWARE), help=f"profiles; default {','.join(HARDWARE)}")
     planners = [name for name in PLANNERS if not name.startswith("offload")]
     flags.add_argument("--planners", type=listed, default=planners, help="default all that recompute")

@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -24,10 +24,12 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch._subclasses import FakeTensorMode
 
 import models_zoo
 from actsolve.cost.optimizers import new_optimizer
-from actsolve.planning import Prepared, prepare
+from actsolve.planning import Prepared, prepare, with_budget
+from actsolve.problem import Problem
 from actsolve.runtime.measure_step import measured_peak
 from actsolve.runtime.trainer import Trainer
 from actsolve.settings import Settings
@@ -89,6 +91,26 @@ def prepared_step(name: str, options: argparse.Namespace, **overrides: Any) -> t
     step = models_zoo.get(name)(**overrides)
     settings = Settings(time_limit_s=options.time_limit)
     return step, prepare(step, "100%", settings, target=name), settings
+
+
+def modelled(name: str, options: argparse.Namespace) -> Iterator[tuple[Row, Prepared, Problem]]:
+    """Yield a model of the zoo in bf16 on fake tensors within each budget on each profile, and the row that says which it is."""
+    for hardware in options.hardware:
+        settings = Settings(hardware=hardware, time_limit_s=options.time_limit)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            step = models_zoo.get(name)(dtype="bf16")
+        prepared = prepare(step, "100%", settings, target=name)
+        for budget in options.budgets:
+            tell(f"{name} on {hardware} at {budget}")
+            problem = with_budget(prepared, budget, settings).problem
+            row: Row = {
+                "model": name,
+                "hardware": hardware,
+                "budget": budget,
+                "budget_bytes": problem.budget_bytes,
+                "ops": [problem.graph.n_forward, len(problem.graph.ops) - problem.graph.n_forward],
+            }
+            yield row, prepared, problem
 
 
 def trainer(step: TrainingStep, module: torch.nn.Module | None = None) -> Trainer:

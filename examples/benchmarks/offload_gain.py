@@ -23,15 +23,11 @@ from dataclasses import replace
 import common
 import torch
 from common import Row
-from torch._subclasses import FakeTensorMode
 
-import models_zoo
 from actsolve.check import check
 from actsolve.planners import PlannerOptions
 from actsolve.planners.milp import milp
-from actsolve.planning import prepare, with_budget
 from actsolve.problem import Problem
-from actsolve.settings import Settings
 from actsolve.simulate import timeline_of
 from actsolve.units import format_bytes
 
@@ -47,27 +43,13 @@ OTHERS = ("recompute", "offload")
 def rows_of(name: str, options: argparse.Namespace) -> list[Row]:
     """Return a row for each profile and budget."""
     rows = []
-    for hardware in options.hardware:
-        settings = Settings(hardware=hardware, time_limit_s=options.time_limit)
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            step = models_zoo.get(name)(dtype="bf16")
-        prepared = prepare(step, "100%", settings, target=name)
-        for budget in options.budgets:
-            common.tell(f"{name} on {hardware} at {budget}")
-            problem = with_budget(prepared, budget, settings).problem
-            keep_all_s = problem.base_time_s
-            row: Row = {
-                "model": name,
-                "hardware": hardware,
-                "budget": budget,
-                "budget_bytes": problem.budget_bytes,
-                "ops": [problem.graph.n_forward, len(problem.graph.ops) - problem.graph.n_forward],
-                "keep_all_s": keep_all_s,
-                **{kind: found(one, keep_all_s, settings) for kind, one in problems(problem).items()},
-            }
-            row.update(gains(row))
-            row["missed"] = missed(row)
-            rows.append(row)
+    for row, _, problem in common.modelled(name, options):
+        keep_all_s = row["keep_all_s"] = problem.base_time_s
+        limits = PlannerOptions(time_limit_s=options.time_limit)
+        row |= {kind: found(one, keep_all_s, limits) for kind, one in problems(problem).items()}
+        row |= gains(row)
+        row["missed"] = missed(row)
+        rows.append(row)
     return rows
 
 
@@ -81,10 +63,10 @@ def problems(problem: Problem) -> dict[str, Problem]:
     }
 
 
-def found(problem: Problem, keep_all_s: float, settings: Settings) -> Row:
+def found(problem: Problem, keep_all_s: float, limits: PlannerOptions) -> Row:
     """Return what the planner finds; times but that of the solve as shares of the keep-all step."""
     start = time.perf_counter()
-    plan = milp(problem, PlannerOptions(gap=settings.gap, time_limit_s=settings.time_limit_s))
+    plan = milp(problem, limits)
     result: Row = {"status": plan.status.value, "solve_s": time.perf_counter() - start}
     if not plan.found:
         return result
