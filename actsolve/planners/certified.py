@@ -5,8 +5,8 @@ times, and its bound is that of every schedule. Mostly it ends within seconds, w
 the time goes to replay windows (`milp`) and to the search around the best. Where values can be offloaded, the windows plan;
 what only recomputes is one of the plans that theirs has to beat.
 
-Replays in the forward make that program larger, and are seldom of use. So they are looked at from the beginning only in small
-graphs, and in larger ones where nothing fits without them.
+Replays in the forward make that program larger, and are seldom of use. So they are looked at last, and in large graphs only
+where nothing fits without them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ASIDE = 0.2  # and for what only recomputes, where values can be offloaded
 _LARGE = 1000  # ops: there the windows are the quicker of the two, and go first
 _AT_LEAST_S = 2.0
 _ANYWHERE = 200  # ops: up to there replays in the forward are looked at in any case
-_IN_DOUBT = 0.15  # of the time limit, where neither a plan nor a proof was found
+_IN_DOUBT = 0.15  # of the time limit, where neither a plan nor a proof was found; and for replays in the forward
 _COLUMNS = 150_000  # a program over segments that would be larger is not begun
 _TOO_MANY = 10_000  # ops for the greedy planner, which takes minutes on 20,000
 _EPSILON_S = 1e-9
@@ -96,6 +96,11 @@ class _Best:
         self.bounds_forward = False
         whole = timeline_of(problem, keep_all(problem))
         self.keeps_all = whole.fits and whole.extra_s < _EPSILON_S
+
+    @property
+    def replays_in_forward(self) -> bool:
+        """Whether the best plan does."""
+        return self.plan is not None and replays_in_forward(self.problem.graph, self.plan)
 
     def left_s(self, share: float = 1.0) -> float:
         """Seconds until a share of the time limit has passed."""
@@ -155,52 +160,57 @@ def _only_recompute(best: _Best) -> None:
 def _prove(best: _Best) -> None:
     """Search for the best plan that recomputes, and for a bound on all.
 
-    Once a plan is optimal in the class of the windows, what is left is whether others are better: that gets half as long again.
+    What replays in the forward comes last: its program is larger, so the best plan of the others helps, and often it is the best.
     """
-    problem = best.problem
-    n_ops = len(problem.graph.ops)
-    anywhere = n_ops <= _ANYWHERE or (best.plan is not None and replays_in_forward(problem.graph, best.plan))
-    search = _search(problem, best, best.left_s(), anywhere=anywhere)
+    in_forward = best.replays_in_forward  # as given: at the smallest budget, perhaps nothing else fits
+    search = _searched(best, anywhere=in_forward)
     if search is None:
         best.take(_windows(best, 1.0))
         return
-    if n_ops <= _LARGE and not search.infeasible:
-        search.prove(_SEGMENTS if best.plan is not None else _IN_DOUBT)
-    if not search.done:
-        plan = _windows(best, _SEGMENTS + _WINDOWS)
-        best.take(plan)
-        if best.timeline is not None:
-            search.take(search.runner.run(nodes_of(problem, best.timeline.schedule)))
-        if plan.status is Status.OPTIMAL:
-            spent_s = best.options.time_limit_s - best.left_s()
-            search.prove(min(1.0, (1.5 * spent_s + _AT_LEAST_S) / best.options.time_limit_s))
-        else:
-            if best.plan is None:  # a budget that nothing fits, perhaps: who asks wants to know soon
-                search.deadline = min(search.deadline, time.perf_counter() + _IN_DOUBT * best.options.time_limit_s)
-            search.run()
-    if best.plan is None and search.best is None and not anywhere and not search.interrupted:
-        if search.infeasible:
-            best.nothing = Plan("milp", status=Status.UNKNOWN, note="nothing fits that replays in the backward alone")
-        search = _also_in_forward(best) or search
     _conclude(best, search)
+    if in_forward or search.interrupted or (len(best.problem.graph.ops) > _ANYWHERE and best.plan is not None):
+        return
+    also = _search(best.problem, best, min(best.left_s(), _IN_DOUBT * best.options.time_limit_s), anywhere=True)
+    if also is not None:
+        if best.plan is None:
+            also.run()
+        else:
+            also.prove(1.0)
+        _conclude(best, also)
 
 
-def _also_in_forward(best: _Best) -> DagSearch | None:
-    """Search where ops run again in the forward, too, since nothing was found that fits without."""
-    limit_s = _IN_DOUBT * best.options.time_limit_s
-    search = _search(best.problem, best, min(limit_s, best.left_s()), anywhere=True)
-    if search is not None and not search.infeasible:
+def _searched(best: _Best, *, anywhere: bool) -> DagSearch | None:
+    """Return a search from the best plan, and windows in between, that has ended; None where its program would be too large.
+
+    Once a plan is optimal in the class of the windows, what is left is whether others are better: that gets half as long again.
+    """
+    problem = best.problem
+    search = _search(problem, best, best.left_s(), anywhere=anywhere)
+    if search is None:
+        return None
+    if len(problem.graph.ops) <= _LARGE and not search.infeasible:
+        search.prove(_SEGMENTS if best.plan is not None else _IN_DOUBT)
+    if search.done:
+        return search
+    plan = _windows(best, _SEGMENTS + _WINDOWS)
+    best.take(plan)
+    _begin_from_best(search, best)
+    if plan.status is Status.OPTIMAL:
+        spent_s = best.options.time_limit_s - best.left_s()
+        search.prove(min(1.0, (1.5 * spent_s + _AT_LEAST_S) / best.options.time_limit_s))
+    else:
+        if best.plan is None:  # a budget that nothing fits, perhaps: who asks wants to know soon
+            search.deadline = min(search.deadline, time.perf_counter() + _IN_DOUBT * best.options.time_limit_s)
         search.run()
     return search
 
 
 def _conclude(best: _Best, search: DagSearch) -> None:
     """Take what ``search`` found, and what it proved."""
-    problem = best.problem
-    anywhere = search.dag.replay_from < problem.graph.n_forward
+    anywhere = search.dag.replay_from < search.dag.n_forward
     if search.infeasible:
-        if anywhere:
-            best.nothing = Plan("milp", status=Status.INFEASIBLE, note=search.infeasible)
+        unknown = Plan("milp", status=Status.UNKNOWN, note="nothing fits that replays in the backward alone")
+        best.nothing = Plan("milp", status=Status.INFEASIBLE, note=search.infeasible) if anywhere else unknown
         return
     if search.best is not None:
         extra_s = search.best.extra_time
@@ -208,10 +218,11 @@ def _conclude(best: _Best, search: DagSearch) -> None:
         # A hair's breadth is not worth the loss of a proof: that of the windows does not hold for what replays more often.
         slower_s = best.timeline.extra_s if proven and best.timeline is not None else float("inf")
         if extra_s < slower_s * (1 - best.options.gap) or search.bound > 0.98 * extra_s:
-            best.take(plan_of(problem, search.best))
+            best.take(plan_of(best.problem, search.best))
     elif best.nothing.status is Status.INFEASIBLE:  # of the windows' class, which is not all that was looked for
         best.nothing = Plan("milp", status=Status.UNKNOWN, note="nothing fits that replays each op once")
-    best.global_bound_s, best.bounds_forward = search.bound, anywhere
+    if not anywhere or best.replays_in_forward or search.bound >= (1 - best.options.gap) * (best.global_bound_s or 0.0):
+        best.global_bound_s, best.bounds_forward = search.bound, anywhere  # on more schedules, if it is as high
 
 
 def _search(problem: Problem, best: _Best, time_limit_s: float, *, anywhere: bool = False) -> DagSearch | None:
@@ -229,9 +240,15 @@ def _search(problem: Problem, best: _Best, time_limit_s: float, *, anywhere: boo
     search.take(search.runner.run(np.arange(dag.n_nodes)))
     if search.columns() > _COLUMNS:
         return None
-    if best.timeline is not None and not best.timeline.copies:
-        search.take(search.runner.run(nodes_of(problem, best.timeline.schedule)))
+    _begin_from_best(search, best)
     return search
+
+
+def _begin_from_best(search: DagSearch, best: _Best) -> None:
+    """Let ``search`` take the best plan, if that is one of the schedules that it is a search among."""
+    anywhere = search.dag.replay_from < search.dag.n_forward
+    if best.timeline is not None and not best.timeline.copies and (anywhere or not best.replays_in_forward):
+        search.take(search.runner.run(nodes_of(best.problem, best.timeline.schedule)))
 
 
 def nodes_of(problem: Problem, schedule: Schedule) -> Ints:

@@ -16,10 +16,11 @@ from actsolve.planners.sequence import Runner, Sequence
 from actsolve.planners.smallest import smallest_budget as of_windows
 from actsolve.planners.smallest_dag import smallest_dag_budget
 from actsolve.problem import Problem
+from actsolve.replays import replays_in_forward
 from actsolve.simulate import timeline_of
 
-_TIME_LIMIT_S = 8.0  # for what replays more than once
-_NODES = 3000  # beyond that many ops it would find nothing in that time
+# Whether ops are replayed in the forward too: seconds for such plans, and the most ops of which they would find any in that time.
+_SEARCHES = {False: (8.0, 3000), True: (4.0, 1000)}
 
 
 def smallest_budget(problem: Problem, options: PlannerOptions | None = None) -> tuple[int, Plan]:
@@ -50,9 +51,12 @@ def smallest_budget(problem: Problem, options: PlannerOptions | None = None) -> 
     chain = rotor(replace(problem, budget_bytes=least_bytes), options)
     if chain.found and (chain_bytes := timeline_of(problem, chain).peak_bytes) < peak_bytes:
         peak_bytes, plan = chain_bytes, chain
-    if dag.n_nodes <= _NODES and peak_bytes > least_bytes:
+    for anywhere, (limit_s, most_ops) in _SEARCHES.items():
+        if dag.n_nodes > most_ops or peak_bytes <= least_bytes or (replays_in_forward(problem.graph, plan) and not anywhere):
+            continue
+        dag = dag_of(problem, anywhere=anywhere)
         start = Runner(dag).run(nodes_of(problem, timeline_of(problem, plan).schedule))
-        brief = replace(options, time_limit_s=min(_TIME_LIMIT_S, options.time_limit_s))
+        brief = replace(options, time_limit_s=min(limit_s, options.time_limit_s))
         found = plan_of(problem, smallest_dag_budget(dag, brief, _fitting, start, least_bytes))
         if (found_bytes := timeline_of(problem, found).peak_bytes) < peak_bytes:
             peak_bytes, plan = found_bytes, found
