@@ -192,7 +192,9 @@ def no_slower(planned: Planned, smaller: Planned | None) -> Planned:
     """Return the plan for a budget, or that for a smaller one where it takes less time; the bound stays."""
     if smaller is None or planned.timeline.step_s <= smaller.timeline.step_s:
         return planned
-    plan = replace(smaller.plan, bound_s=planned.plan.bound_s, status=planned.plan.status, solve_s=planned.plan.solve_s)
+    ours = planned.plan
+    plan = replace(smaller.plan, bound_s=ours.bound_s, status=ours.status, solve_s=ours.solve_s)
+    plan = replace(plan, global_bound_s=ours.global_bound_s, bounds_forward=ours.bounds_forward)
     check(planned.problem, smaller.schedule)
     return replace(planned, plan=plan, timeline=simulate(planned.problem, smaller.schedule))
 

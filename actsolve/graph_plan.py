@@ -22,7 +22,8 @@ class GraphPlan:
         base_time: What running every node once takes.
         objective: What the schedule takes; None if there is none.
         lower_bound: What every schedule takes at least; None if nothing is known.
-        lower_bound_kind: Over which schedules: ``global``, all with that order of first runs; or ``plan class``, the planner's.
+        lower_bound_kind: Over which schedules: ``global``, all with that order of first runs; ``backward``, of these all that
+            replay in the backward alone; or ``plan class``, the planner's.
         budget_bytes: The cap on memory.
         peak_bytes: The most memory during a run of the schedule.
         peak_bytes_in_order: The same of running every node once.

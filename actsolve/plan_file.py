@@ -110,7 +110,7 @@ class PlanFile(FileModel):
         bound_s: Proven lower bound on them, over the plans of the planner's class; None if there is none.
         gap: Share of `objective_s` that is not proven; None without a bound.
         step_gap: The same difference as a share of the step time.
-        global_bound_s: Proven lower bound over every schedule with the same first runs.
+        global_bound_s: Proven lower bound over every schedule with these first runs, or every one that replays in the backward.
         op_digests: Eight hexadecimal digits per op of the graph, to find the first op that differs.
     """
 

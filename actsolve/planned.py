@@ -14,6 +14,7 @@ from actsolve.problem import Problem
 from actsolve.remedy import Remedy
 from actsolve.schedule import Schedule, StepKind
 from actsolve.simulate import Timeline
+from actsolve.split import first_backward_step
 from actsolve.static_memory import StaticMemory
 
 _ZERO_S = 1e-9
@@ -96,6 +97,7 @@ class Attempt:
             "gap": None,
             "step_gap": None,
             "global_bound_s": None,
+            "global_bound_over": None,
             "planner": self.plan.planner,
             "solve_s": self.plan.solve_s,
             "capture_s": self.capture_s,
@@ -143,9 +145,22 @@ class Planned(Attempt):
 
     @cached_property
     def global_bound_s(self) -> float | None:
-        """The lower bound on `objective_s` of every schedule with the same first runs; no more than it."""
+        """The lower bound on `objective_s` of every schedule of `global_bound_over`; no more than it."""
         bound = self.plan.global_bound_s
         return None if bound is None else min(max(0.0, bound), self.objective_s)
+
+    @property
+    def global_bound_over(self) -> str | None:
+        """``global``: it bounds all schedules with the same first runs; ``backward``: those that replay in the backward alone."""
+        if self.plan.global_bound_s is None:
+            return None
+        return "global" if self.plan.bounds_forward else "backward"
+
+    @property
+    def forward_replays(self) -> int:
+        """How many of the ops that are replayed are in the forward."""
+        before = self.schedule.steps[: first_backward_step(self.graph, self.schedule)]
+        return sum(step.kind is StepKind.REPLAY for step in before)
 
     @cached_property
     def gap(self) -> float | None:
@@ -189,6 +204,7 @@ class Planned(Attempt):
             "gap": self.gap,
             "step_gap": self.step_gap,
             "global_bound_s": self.global_bound_s,
+            "global_bound_over": self.global_bound_over,
             "predicted": self._predicted().model_dump(),
             "decisions": self.decision_totals(),
         }

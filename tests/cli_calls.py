@@ -23,6 +23,7 @@ SLOW_TO_PROVE = ("optimize", "unet", "--mem-budget", "50%", *PROFILE, "--gap", "
 
 FIELDS = {
     *("target", "budget_bytes", "static_bytes", "status", "objective_s", "bound_s", "gap", "step_gap", "global_bound_s"),
+    "global_bound_over",
     *("planner", "solve_s", "capture_s", "predicted", "decisions", "keep_all", "baselines"),
 }
 

@@ -200,7 +200,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
 def test_a_training_step_has_the_same_fields(step: Path) -> None:
     found = done(step, "--mem-budget", "60", "--static-bytes", "0", "--optimizer", "none")
     assert set(found) - {"copies"} == FIELDS and found["format"] == "actsolve-graph-1"
-    assert found["lower_bound_kind"] in ("plan class", "global") and found["status"] in ("optimal", "feasible")
+    assert found["lower_bound_kind"] in ("plan class", "backward", "global") and found["status"] in ("optimal", "feasible")
     graph, costs = load_graph(step)
     assert costs is not None
     first = list(dict.fromkeys(found["schedule"]))

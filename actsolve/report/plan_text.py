@@ -73,10 +73,11 @@ def _memory(planned: Planned) -> list[str]:
 
 def _time(planned: Planned) -> list[str]:
     step_s, base_s = planned.timeline.step_s, planned.keep_all.step_s
+    in_forward = f"{_ops(planned.forward_replays)} of it in the forward" if planned.forward_replays else ""
     rows = [
         ("predicted", format_seconds(step_s), f"{_share(planned.objective_s, base_s)} over keeping everything"),
         ("keeping everything", format_seconds(base_s), ""),
-        ("of it recomputing", format_seconds(planned.timeline.recompute_s), ""),
+        ("of it recomputing", format_seconds(planned.timeline.recompute_s), in_forward),
     ]
     if planned.timeline.d2h_bytes:
         rows.append(("of it waiting for copies", format_seconds(planned.timeline.stall_s), ""))
