@@ -1,7 +1,7 @@
 """From a joint graph and a schedule to a forward and a backward graph module.
 
-Each run of the schedule becomes one call, in its order: a replay is one more, in the forward or the backward. So does each copy to and
-from the host, and each wait for one. `actsolve.emitter` writes them.
+Each run of the schedule becomes one call, in its order; a replay is one more, in either of the two. So does each copy to
+and from the host, and each wait for one. `actsolve.emitter` writes them.
 """
 
 from __future__ import annotations
