@@ -1,7 +1,8 @@
 """Any node again, any number of times: schedules by a program over segments, a global lower bound, and a search around the best.
 
-Three ways, each on what the others left:
+Four ways, each on what the others left:
 
+- *backwards*: of a general graph only. From the last run to the first, the most promising of what may be needed before each.
 - *prove*: the program that bounds every schedule, with memory counted at a few moments at first, and at more where its schedule
   does not fit. Mostly that ends with a schedule that fits, and meets the bound.
 - *whole*: the same for schedules that replay in the order of the nodes and not from too far back, memory counted exactly.
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from actsolve.dag import Dag
+from actsolve.planners.backwards import Backwards
+from actsolve.planners.from_nothing import FromNothing, cannot_be_made, is_general
 from actsolve.planners.lp import Array, Limits, Outcome, Solution, solve
 from actsolve.planners.neighbourhood import Neighbourhood
 from actsolve.planners.options import PlannerOptions
@@ -33,6 +36,7 @@ _REPAIR_S = 1.0
 _SLICE = 0.03  # of the time limit, for one program of those for the bound,
 _SLICE_S = 2.0  # but no less; where that was not enough,
 _LONGER = 1.5  # times as much for the next
+_IMPOSSIBLE_S = 3.0  # to look for a node that cannot be made within the budget
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,7 @@ class DagSearch:
         self.interrupted = False
         self.moments: set[Moment] = set()
         self._counted: set[Moment] = set()  # those of the program for the bound
+        self._back = Backwards(FromNothing(dag)) if is_general(dag) else None
         self.begin = time.perf_counter()
         self.deadline = self.begin + options.time_limit_s
 
@@ -154,12 +159,35 @@ class DagSearch:
         """Search until it is `done`."""
         if self.done or not self.moments:
             return
-        self.prove(0.3)
-        self.whole(_WIDTHS[0], 0.45)
-        self.whole(_WIDTHS[1], 0.55)
-        self.around(0.7 if self.best is not None else 0.85)
-        self.prove(0.9)
+        self.impossible(0.05)
+        self.backwards(0.25, first=True)
+        self.prove(0.4)
+        self.backwards(0.7)
+        self.whole(_WIDTHS[0], 0.8)
+        self.whole(_WIDTHS[1], 0.85)
+        self.around(0.9)
+        self.prove(0.97)
         self.around(1.0)
+
+    def impossible(self, share: float) -> None:
+        """Look for a node that nothing can make within the budget."""
+        if self._back is not None:
+            until = time.perf_counter() + min(_IMPOSSIBLE_S, self._until(share))
+            node = cannot_be_made(self._back.nothing, until)
+            if node is not None:
+                self.infeasible = f"to make what {self.dag.names[node]} reads takes more, whatever runs again"
+
+    def backwards(self, share: float, *, first: bool = False) -> None:
+        """Look for schedules from their end, among more and more, until one is near the bound; or for the ``first`` that fits."""
+        if self._back is None:
+            return
+        if self.best is not None:
+            self._back.start(self.best.nodes.tolist())
+        while not self.done and self._until(share) > 0 and not self._back.exhausted and not (first and self.best):
+            if self._back.improve(time.perf_counter() + self._until(share), 0.06 * self.options.time_limit_s):
+                self.take(self.runner.run(np.array(self._back.best, dtype=np.int64)))
+                if self.best is not None:
+                    self._back.start(self.best.nodes.tolist())
 
     def columns(self) -> int:
         """About how many columns the program for the bound has, at first."""

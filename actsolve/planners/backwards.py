@@ -1,0 +1,261 @@
+"""Schedules found from their end: what is needed before the last run, before the run before that, and so on, down to nothing.
+
+A *need* is what has to be live at some time for all that comes later (`from_nothing`). Before the first run of a node it is what
+is needed after it, without its value, with what it reads. Before a replay likewise; so going backwards, to run a node again means
+not to keep its value since its last use. Of the needs before each first run the most promising are followed. Promising: those
+that cost little so far, and that leave little over the budget, summed over the earlier first runs, if nothing more is run again.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from actsolve.planners.from_nothing import FromNothing, bits
+
+_POPPED = 20  # times the width: as many needs are looked at before one first run
+_CHECKED = 30  # needs of the search for whether one can be made,
+_FORCED = 300  # and for how
+_WIDTHS = (30, 100, 300, 1000, 3000)
+_PRICES = (2.0, 8.0, 32.0)  # each was best for some graph and budget
+# Width, price, and whether to check: that is slow, and for where nothing else was found.
+_SWEEPS = [(w, p, False) for w in _WIDTHS[:3] for p in _PRICES]
+_SWEEPS += [(w, p, True) for w in _WIDTHS[:2] for p in (_PRICES[0], _PRICES[-1])]
+_SWEEPS += [(w, p, False) for w in _WIDTHS[3:] for p in _PRICES]
+
+INFINITY = float("inf")
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Need:
+    """What has to be live before the first run of some node, and what comes after.
+
+    Attributes:
+        score: Less is more promising.
+        number: Of two with that score, the one that was found first is taken.
+        cost: Time of the replays that come after.
+        values: As bits.
+        load: Bytes at each earlier first run, if nothing more runs again.
+        then: The next run and the need after it; None before the last run.
+    """
+
+    score: float
+    number: int
+    cost: float
+    values: int
+    load: Floats
+    then: tuple[int, Need] | None
+
+    def __lt__(self, other: Need) -> bool:
+        return (self.score, self.number) < (other.score, other.number)
+
+    def runs(self) -> Iterator[int]:
+        at = self.then
+        while at is not None:
+            node, need = at
+            yield node
+            at = need.then
+
+
+class Backwards:
+    """Searches over one graph; each starts from the best schedule of those before."""
+
+    def __init__(self, nothing: FromNothing) -> None:
+        self.nothing, self.dag = nothing, nothing.dag
+        n = self.dag.n_nodes
+        self._last: list[list[int]] = []  # per node k and value: its last reader before k, or its maker
+        last = list(range(n))
+        for node in range(n):
+            self._last.append(list(last))
+            for u in self.dag.reads[node]:
+                last[u] = node
+        self._last.append(last)
+        self._plain = np.zeros(n)  # bytes at each run of the plain order
+        for value in range(n):
+            self._plain[value : last[value] + 1] += self.dag.sizes[value]
+        self._at = 0  # which sweep is next
+        self._number = 0
+        self._elite: dict[int, list[tuple[Need, int]]] = {}
+        self._from: list[int] = []
+        self._price = 0.0
+        self._checked: set[int] = set()  # nodes: a need before their first run is followed only if it can be made
+        self._known: dict[int, bool] = {}
+        self._deadline = 0.0
+        self.best: list[int] = []  # the best schedule that fits; none while its cost is infinite
+        self.best_cost = INFINITY
+
+    @property
+    def exhausted(self) -> bool:
+        return self._at >= len(_SWEEPS)
+
+    def improve(self, deadline: float, longest_s: float) -> bool:
+        """Do the next sweep, with no more than ``longest_s`` for one that checks; return whether it gave a better schedule."""
+        width, price, check = _SWEEPS[self._at]
+        if check:
+            deadline = min(deadline, time.perf_counter() + longest_s)
+        better = not (check and self.best) and self.sweep(width, price, deadline, check=check)
+        if check or time.perf_counter() < deadline:
+            self._at += 1
+        return better
+
+    def sweep(self, width: int, price: float, deadline: float, *, check: bool) -> bool:
+        """Search once, from the end to the beginning; return whether that gave a better schedule: `best`.
+
+        Args:
+            width: Needs that are followed before each first run.
+            price: Of a byte over the budget during all runs of the plain order, as a share of the time of all.
+            deadline: When to give up, in seconds of `time.perf_counter`.
+            check: Where no need leads on, those at which that is so are checked for whether they can be made at all.
+        """
+        n, self._deadline, self._checked = self.dag.n_nodes, deadline, set()
+        self._price = price * sum(self.dag.time) / max(1, self.dag.budget_bytes * n)
+        cost_before = self.best_cost
+        self._from, self._elite = self.best, self._needs_of(self.best)
+        before = {n: [Need(0.0, 0, 0.0, 0, self._plain, None)]}
+        node = n
+        while node > 0 and time.perf_counter() < deadline:
+            found = self._stage(before[node], node, width)
+            if not found and node in self._checked:
+                found = self._forced(before[node], node)
+            if found:
+                node -= 1
+                before[node] = found
+                continue
+            while node in self._checked:
+                node += 1
+            if not check or node >= n:
+                break
+            self._checked.add(node)
+            node += 1
+        if node == 0:
+            self._take(before[0][0], [])
+        return self.best_cost < cost_before
+
+    def _stage(self, needs: list[Need], node: int, width: int) -> list[Need]:
+        """Return the needs before the first run of the node before ``node``, given those before that of ``node``."""
+        elite = self._elite.get(node, [])
+        queue = [*needs, *(need for need, _ in elite)]
+        found: dict[int, Need] = {}
+        seen: dict[int, float] = {}
+        heapq.heapify(queue)
+        n_popped = n_passed = 0
+        while queue and n_passed < width and n_popped < _POPPED * width:
+            need = heapq.heappop(queue)
+            if seen.get(need.values, INFINITY) <= need.cost:
+                continue
+            seen[need.values] = need.cost
+            n_popped += 1
+            n_passed += self._pass(need, node - 1, found)
+            for new in self._replays(need, node):
+                if seen.get(new.values, INFINITY) > new.cost:
+                    heapq.heappush(queue, new)
+        for need, _ in self._elite.get(node - 1, [])[:1]:
+            found.setdefault(need.values, need)
+        after = sorted(found.values())
+        self._join(after, node - 1)
+        return after
+
+    def _pass(self, need: Need, node: int, found: dict[int, Need]) -> bool:
+        """Add to ``found`` what is needed before the first run of ``node``, if that fits and can be made."""
+        values = need.values | 1 << node | self.nothing.reads[node]
+        if self.nothing.size(values) > self.dag.budget_bytes:
+            return False
+        values ^= 1 << node
+        if node in self._checked and not self._can_be_made(values):
+            return False
+        if values not in found or found[values].cost > need.cost:
+            found[values] = self._need(need.cost, values, need.load, node, (node, need))
+        return True
+
+    def _replays(self, need: Need, node: int) -> Iterator[Need]:
+        """Yield what is needed before a replay for the first run of ``node``, of what is kept over a time that is too full."""
+        over = need.load[:node] > self.dag.budget_bytes
+        if not over.any():
+            return
+        bytes_, last = self.nothing.size(need.values), self._last[node]
+        for u in bits(need.values):
+            if last[u] < node - 1 and over[last[u] + 1 :].any():
+                more = self.nothing.size(self.nothing.reads[u] & ~need.values)
+                if bytes_ + more <= self.dag.budget_bytes:
+                    yield self._replay(need, u, node)
+
+    def _replay(self, need: Need, u: int, node: int) -> Need:
+        last, load, sizes = self._last[node], need.load.copy(), self.dag.sizes
+        load[last[u] + 1 : node] -= sizes[u]
+        for v in bits(self.nothing.reads[u] & ~need.values):
+            load[last[v] + 1 : node] += sizes[v]
+        values = (need.values | self.nothing.reads[u]) & ~(1 << u)
+        return self._need(need.cost + self.dag.time[u], values, load, node, (u, need))
+
+    def _need(self, cost: float, values: int, load: Floats, node: int, then: tuple[int, Need]) -> Need:
+        over = load[:node] - self.dag.budget_bytes
+        self._number += 1
+        return Need(cost + self._price * float(over[over > 0].sum()), self._number, cost, values, load, then)
+
+    # -- where nothing leads on ---------------------------------------------------------------------------------------
+
+    def _can_be_made(self, values: int) -> bool:
+        if values not in self._known:
+            self._known[values] = self.nothing.made(values, _CHECKED, self._deadline).runs is not None
+        return self._known[values]
+
+    def _forced(self, needs: list[Need], node: int) -> list[Need]:
+        """Return needs before the first run of the node before ``node`` that are reached at whatever cost."""
+        found: dict[int, Need] = {}
+        for need in needs[:_POPPED]:
+            runs = self.nothing.made(need.values, _FORCED, self._deadline).runs
+            for u in reversed(runs or ()):
+                if self._pass(need, node - 1, found):
+                    break
+                if need.values >> u & 1:
+                    need = self._replay(need, u, node)
+            else:
+                self._pass(need, node - 1, found)
+        return sorted(found.values())
+
+    # -- the best so far ----------------------------------------------------------------------------------------------
+
+    def start(self, runs: list[int]) -> None:
+        """Start from a schedule that fits."""
+        need, _ = self._needs_of(runs)[0][-1]
+        self._take(need, [])
+
+    def _take(self, need: Need, before: list[int]) -> None:
+        runs = [*before, *need.runs()]
+        cost = sum(self.dag.time[u] for u in runs) - sum(self.dag.time)
+        if cost < self.best_cost:
+            self.best, self.best_cost = runs, cost
+
+    def _needs_of(self, runs: list[int]) -> dict[int, list[tuple[Need, int]]]:
+        """Return, per node, the needs before its first run and before the replays for it, each with how many runs come before."""
+        first_at: dict[int, int] = {}
+        for place, node in enumerate(runs):
+            first_at.setdefault(node, place)
+        at = self.dag.n_nodes
+        need = Need(0.0, 0, 0.0, 0, self._plain, None)
+        found: dict[int, list[tuple[Need, int]]] = {}
+        for place in reversed(range(len(runs))):
+            u = runs[place]
+            if first_at[u] == place:
+                at = u
+                values = (need.values | self.nothing.reads[u]) & ~(1 << u)
+                need = self._need(need.cost, values, need.load, u, (u, need))
+            elif need.values >> u & 1:
+                need = self._replay(need, u, at)
+            else:
+                continue
+            found.setdefault(at, []).append((need, place))
+        return found
+
+    def _join(self, needs: list[Need], node: int) -> None:
+        """Take what comes before the first run of ``node`` in the best schedule, and then what is needed no more than there."""
+        for elite, place in self._elite.get(node, [])[:1]:
+            for need in needs:
+                if not need.values & ~elite.values and need.cost < elite.cost:
+                    self._take(need, self._from[:place])

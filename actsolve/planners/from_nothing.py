@@ -1,0 +1,166 @@
+"""What it takes to make values from nothing, whatever runs again: a search backwards, from what is to be live to nothing.
+
+A *need* is a set of values that are to be live at one time; a value is its node here, and a set the bits of an integer. What is
+made last of a need, ``u``, takes all of it and what ``u`` reads; before that, the need was the rest and what ``u`` reads. The
+least peak of a need is that of the best such ``u``: every schedule that makes it is a way through these steps, so that a search
+that has looked at all steps within the budget, and reached no empty need, proves that nothing makes it within the budget. And
+who can make each node from nothing can run all of them in any order.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from actsolve.dag import Dag, general_dag
+
+_LIMITS = (1, 10, 100)  # needs that are looked at for one node, then for another, then more
+_LONGEST = 20_000
+
+
+def is_general(dag: Dag) -> bool:
+    """Whether each node makes one value, takes nothing else, and may run again at any time: what this search is for."""
+    return replace(dag, names=()) == replace(general_dag(dag.sizes, dag.reads, dag.time, dag.budget_bytes), names=())
+
+
+def bits(need: int) -> Iterator[int]:
+    """Yield the nodes of a need, ascending."""
+    while need:
+        lowest = need & -need
+        yield lowest.bit_length() - 1
+        need ^= lowest
+
+
+@dataclass(frozen=True)
+class Made:
+    """Whether a need can be made from nothing.
+
+    Attributes:
+        runs: What makes it, in order; None if nothing was found.
+        proven: Whether nothing can, if nothing was found.
+    """
+
+    runs: tuple[int, ...] | None
+    proven: bool = False
+
+
+@dataclass
+class FromNothing:
+    """Needs over one graph, within its budget."""
+
+    dag: Dag
+    reads: list[int] = field(init=False)  # per node, as a need
+
+    def __post_init__(self) -> None:
+        self.reads = [sum(1 << u for u in values) for values in self.dag.reads]
+        self._above = [0] * self.dag.n_nodes  # per node, all that it is made of
+        for node, values in enumerate(self.dag.reads):
+            for u in values:
+                self._above[node] |= self._above[u] | 1 << u
+
+    def size(self, need: int) -> int:
+        sizes = self.dag.sizes
+        return sum(sizes[u] for u in bits(need))
+
+    def made(self, need: int, limit: int, deadline: float) -> Made:
+        """Return what makes ``need``, the lightest needs first, after at most ``limit`` of them."""
+        steps: list[int] = []
+        first = self._lessened(need, steps)
+        came: dict[int, tuple[int, list[int]]] = {first: (-1, steps)}  # need -> the need that it came from, and how
+        queue = [(self.size(first), first)]
+        budget = self.dag.budget_bytes
+        while queue and limit and time.perf_counter() < deadline:
+            bytes_, need = heapq.heappop(queue)
+            limit -= 1
+            if not need:
+                return Made(tuple(self._unwound(came, need)))
+            for u in self._steps(need, bytes_):
+                more = bytes_ + self.size(self.reads[u] & ~need)
+                if more > budget:
+                    continue
+                if time.perf_counter() > deadline:
+                    return Made(None)
+                steps = [u]
+                before = self._lessened((need | self.reads[u]) & ~(1 << u), steps)
+                if before not in came:
+                    came[before] = need, steps
+                    heapq.heappush(queue, (self.size(before), before))
+        return Made(None, proven=not queue)
+
+    def _unwound(self, came: dict[int, tuple[int, list[int]]], need: int) -> Iterator[int]:
+        while need >= 0:
+            need, steps = came[need]
+            yield from reversed(steps)
+
+    def _steps(self, need: int, bytes_: int) -> list[int]:
+        """Return which of ``need`` may be made last: only one, if nothing else is made of it, and it reads no more than it makes.
+
+        For what it reads can then be kept in its place from when it is made.
+        """
+        above = 0
+        for u in bits(need):
+            above |= self._above[u]
+        for u in bits(need & ~above):
+            reads = self.reads[u]
+            if self.size(reads) <= self.dag.sizes[u] and bytes_ + self.size(reads & ~need) <= self.dag.budget_bytes:
+                return [u]
+        return list(bits(need))
+
+    def _lessened(self, need: int, steps: list[int]) -> int:
+        """Return ``need`` without what can be made while the rest is live; add to ``steps`` how, backwards.
+
+        What is left can be made if and only if ``need`` can.
+        """
+        bytes_, again = self.size(need), True
+        while again:
+            again = False
+            for u in reversed(list(bits(need))):
+                rest = need & ~(1 << u)
+                trees: dict[int, tuple[int, int]] = {}
+                peak, runs = self.tree(u, rest, trees)
+                if bytes_ - self.dag.sizes[u] + peak <= self.dag.budget_bytes and runs <= _LONGEST:
+                    self._tree_runs(u, rest, trees, steps)
+                    need, bytes_, again = rest, bytes_ - self.dag.sizes[u], True
+        return need
+
+    def tree(self, node: int, live: int, trees: dict[int, tuple[int, int]]) -> tuple[int, int]:
+        """Return (bytes, runs) to make ``node`` beside what is ``live``, all that it is made of once for each reader.
+
+        Source:
+            Sethi and Ullman 1970; Liu 1987: of what a node reads first what takes the most beyond its own size.
+        """
+        if node in trees:
+            return trees[node]
+        sizes, peak, held, runs = self.dag.sizes, 0, 0, 1
+        for u in self._ordered(node, live, trees):
+            own, more = trees[u]
+            peak, held, runs = max(peak, held + own), held + sizes[u], runs + more
+        trees[node] = max(peak, held + sizes[node]), runs
+        return trees[node]
+
+    def _ordered(self, node: int, live: int, trees: dict[int, tuple[int, int]]) -> list[int]:
+        missing = [u for u in self.dag.reads[node] if not live >> u & 1]
+        for u in missing:
+            self.tree(u, live, trees)
+        return sorted(missing, key=lambda u: self.dag.sizes[u] - trees[u][0])
+
+    def _tree_runs(self, node: int, live: int, trees: dict[int, tuple[int, int]], steps: list[int]) -> None:
+        steps.append(node)
+        for u in reversed(self._ordered(node, live, trees)):
+            self._tree_runs(u, live, trees, steps)
+
+
+def cannot_be_made(nothing: FromNothing, deadline: float) -> int | None:
+    """Return a node that is proven not to be made within the budget, whatever runs again; None if none was found."""
+    trees: dict[int, tuple[int, int]] = {}
+    unsure = [u for u in range(nothing.dag.n_nodes) if nothing.tree(u, 0, trees)[0] > nothing.dag.budget_bytes]
+    for limit in _LIMITS:
+        for node in list(unsure):
+            made = nothing.made(1 << node, limit, deadline)
+            if made.proven:
+                return node
+            if made.runs is not None:
+                unsure.remove(node)
+    return None
