@@ -20,8 +20,9 @@ import highspy
 import numpy as np
 import numpy.typing as npt
 
+from actsolve.planners.highs_run import SilentHighs, run_highs
 from actsolve.planners.improve import Candidate
-from actsolve.planners.lp import INFINITY, Array, Limits, LinearModel, SilentHighs, highs_model, run_highs, solve
+from actsolve.planners.lp import INFINITY, Array, Limits, LinearModel, highs_model, solve
 from actsolve.planners.milp_rows import Terms
 from actsolve.planners.model import build, decided
 from actsolve.planners.moments import MemoryRows
@@ -128,7 +129,7 @@ class _Growing:
             if left_s <= 0:
                 return None
             self.highs.setOptionValue("time_limit", self.highs.getRunTime() + left_s)
-            self.interrupted = run_highs(self.highs, None, None)
+            self.interrupted = run_highs(self.highs).interrupted
             status = self.highs.getModelStatus()
             self.infeasible = status == highspy.HighsModelStatus.kInfeasible
             if status != highspy.HighsModelStatus.kOptimal:

@@ -20,7 +20,10 @@ import numpy.typing as npt
 import pulp
 
 from actsolve.errors import SolverError
+from actsolve.planners.highs_run import SilentHighs, finite, run_highs
 from actsolve.planners.options import Progress
+
+_OVERRUN, _OVERRUN_S = 1.5, 10.0  # of its time limit, and seconds more: then HiGHS is no longer waited for
 
 Array = npt.NDArray[np.float64]
 INFINITY = math.inf
@@ -117,7 +120,7 @@ class LinearModel:
         """
         problem = pulp.LpProblem("actsolve", pulp.LpMinimize)
         columns = [
-            pulp.LpVariable(f"x{i}", _finite(low), _finite(high), pulp.LpInteger if integer else pulp.LpContinuous)
+            pulp.LpVariable(f"x{i}", finite(low), finite(high), pulp.LpInteger if integer else pulp.LpContinuous)
             for i, (low, high, integer) in enumerate(zip(self.column_lower, self.column_upper, self.integer, strict=True))
         ]
         used = set(self.index)
@@ -157,19 +160,7 @@ def solve(
     return _solve_pulp(model, _pulp_solver(solver, limits, warm=start is not None), start)
 
 
-def _finite(bound: float) -> float | None:
-    return None if math.isinf(bound) else bound
-
-
 # HiGHS
-
-
-class SilentHighs(highspy.Highs):
-    """HiGHS that does not print its banner on stdout when it is created."""
-
-    def enableCallbacks(self) -> None:
-        self.silent()
-        super().enableCallbacks()  # type: ignore[no-untyped-call]
 
 
 def _solve_highs(model: LinearModel, limits: Limits, start: Array | None, progress: Progress | None) -> Solution:
@@ -182,8 +173,11 @@ def _solve_highs(model: LinearModel, limits: Limits, start: Array | None, progre
         solution.col_value = start.tolist()
         solution.value_valid = True
         highs.setSolution(solution)
-    interrupted = run_highs(highs, progress, limits.ends)
-    found = _highs_solution(highs, any(model.integer), interrupted)
+    run = run_highs(highs, progress, limits.ends, give_up_s=_OVERRUN * limits.time_limit_s + _OVERRUN_S)
+    if run.left_behind:
+        outcome = Outcome.UNKNOWN if run.x is None else Outcome.FEASIBLE
+        return Solution(outcome, run.x, run.objective, run.bound, run.interrupted)
+    found = _highs_solution(highs, any(model.integer), run.interrupted)
     # HiGHS 1.16 returns the start under the optimum's objective where presolve alone finds a better solution.
     if start is not None and found.x is not None and _worse(float(np.dot(found.x, model.cost)), found.objective):
         return _solve_highs(model, limits, None, progress)
@@ -230,39 +224,13 @@ def highs_model(model: LinearModel) -> highspy.HighsLp:
     return lp
 
 
-def run_highs(highs: Any, progress: Progress | None, ends: Callable[[float | None, float | None], bool] | None) -> bool:
-    """Run the solver in a thread, so that Ctrl-C reaches us; return whether it was pressed."""
-    latest: list[tuple[float, float, float]] = []
-    highs.cbMipInterrupt += lambda event: latest.append(
-        (event.data_out.running_time, event.data_out.mip_primal_bound, event.data_out.mip_dual_bound)
-    )
-    highs.HandleUserInterrupt = True
-    interrupted = False
-    highs.startSolve()
-    while True:
-        try:
-            done, _ = highs.wait(0.05)
-            if latest:
-                elapsed, incumbent, bound = latest[-1]
-                latest.clear()
-                if progress is not None:
-                    progress(elapsed, _finite(incumbent), _finite(bound))
-                if ends is not None and ends(_finite(incumbent), _finite(bound)):
-                    highs.cancelSolve()
-            if done:
-                return interrupted
-        except KeyboardInterrupt:
-            interrupted = True
-            highs.cancelSolve()
-
-
 def _highs_solution(highs: Any, is_mip: bool, interrupted: bool) -> Solution:
     status, info = highs.getModelStatus(), highs.getInfo()
     if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
         return Solution(Outcome.INFEASIBLE, interrupted=interrupted)
     if status in (highspy.HighsModelStatus.kSolveError, highspy.HighsModelStatus.kModelError, highspy.HighsModelStatus.kNotset):
         raise SolverError("HiGHS failed", why=highs.modelStatusToString(status))
-    bound = _finite(info.mip_dual_bound) if is_mip else info.objective_function_value
+    bound = finite(info.mip_dual_bound) if is_mip else info.objective_function_value
     if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
         return Solution(Outcome.UNKNOWN, bound=bound, interrupted=interrupted)
     optimal = status == highspy.HighsModelStatus.kOptimal
