@@ -78,6 +78,7 @@ def test_it_needs_replays_in_the_forward(planned: tuple[Make, Captured, Planned]
     forward = found.schedule.steps[: first_backward_step(graph, found.schedule)]
     replayed = [graph.ops[s.op] for s in forward if s.kind is StepKind.REPLAY and s.op is not None]
     assert any(op.random for op in replayed)
+    assert any("batch_norm" in op.target for op in replayed) == any("batch_norm" in op.target for op in graph.ops)
     without = plan_dag(dag_of(found.problem), PlannerOptions(time_limit_s=10))
     assert without.sequence is None and without.infeasible
 
