@@ -1,8 +1,9 @@
 """Any node again, any number of times: schedules by a program over segments, a global lower bound, and a search around the best.
 
-Four ways, each on what the others left:
+Several ways, each on what the others left:
 
-- *backwards*: of a general graph only. From the last run to the first, the most promising of what may be needed before each.
+- *backwards*, of a general graph only: from the last run to the first, the most promising of what may be needed before each.
+- *shake*, too: a few replays of the best schedule are taken away, and what that leaves is made fit again.
 - *prove*: the program that bounds every schedule, with memory counted at a few moments at first, and at more where its schedule
   does not fit. Mostly that ends with a schedule that fits, and meets the bound.
 - *whole*: the same for schedules that replay in the order of the nodes and not from too far back, memory counted exactly.
@@ -27,6 +28,7 @@ from actsolve.planners.repair import cleaned, repaired
 from actsolve.planners.segment_starts import bytes_at, in_order, replays_for, start_of
 from actsolve.planners.segments import Moment, Segment, SegmentModel, decoded, segments_of
 from actsolve.planners.sequence import Runner, Sequence
+from actsolve.planners.shaken import Shaken
 
 STEP_GAP = 0.0005  # of all time: a schedule that near to the bound is optimal
 _WIDTHS = (16, 48)  # nearest ancestors that may run again for a node
@@ -36,6 +38,7 @@ _REPAIR_S = 1.0
 _SLICE = 0.03  # of the time limit, for one program of those for the bound,
 _SLICE_S = 2.0  # but no less; where that was not enough,
 _LONGER = 1.5  # times as much for the next
+_SHAKEN = 0.05  # of the time limit, for one of several times
 _IMPOSSIBLE_S = 3.0  # to look for a node that cannot be made within the budget
 
 
@@ -110,6 +113,7 @@ class DagSearch:
         self.moments: set[Moment] = set()
         self._counted: set[Moment] = set()  # those of the program for the bound
         self._back = Backwards(FromNothing(dag)) if is_general(dag) else None
+        self._shaken = Shaken()
         self.begin = time.perf_counter()
         self.deadline = self.begin + options.time_limit_s
 
@@ -184,10 +188,25 @@ class DagSearch:
         if self.best is not None:
             self._back.start(self.best.nodes.tolist())
         while not self.done and self._until(share) > 0 and not self._back.exhausted and not (first and self.best):
-            if self._back.improve(time.perf_counter() + self._until(share), 0.06 * self.options.time_limit_s):
+            self._back.improve(time.perf_counter() + self._until(share), 0.06 * self.options.time_limit_s)
+            if self._back.best:
                 self.take(self.runner.run(np.array(self._back.best, dtype=np.int64)))
+                if not first:  # what may be optimal is proven first
+                    self.shake(share)
                 if self.best is not None:
                     self._back.start(self.best.nodes.tolist())
+
+    def shake(self, share: float) -> None:
+        """Improve the best schedule for a while, a few replays at a time."""
+        if self.best is None or self.done:
+            return
+        until = time.perf_counter() + min(self._until(share), _SHAKEN * self.options.time_limit_s)
+
+        def near(best: Sequence) -> bool:
+            self.best = best
+            return self.done
+
+        self.best = self._shaken.improve(self.best, near, until)
 
     def columns(self) -> int:
         """About how many columns the program for the bound has, at first."""
