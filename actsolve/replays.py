@@ -29,7 +29,7 @@ def replaying_schedule(graph: Graph, replays: Replays) -> Schedule:
         replays: Per op, the forward ops to be replayed just before its first run; of an optional op, whether it runs or not.
 
     Raises:
-        ScheduleError: an op must not be replayed, or a run reads what no run before it has made.
+        ScheduleError: an op must not be replayed, or not yet, or a run reads what no run before it has made.
     """
     runs = all_runs(graph, replays)
     dying_at, _ = _last_reads(graph, runs)
@@ -90,6 +90,8 @@ def _last_reads(graph: Graph, runs: list[Run]) -> tuple[list[list[int]], frozens
         replayed = kind is StepKind.REPLAY
         if replayed and not op.replayable:
             raise ScheduleError("an op that must not be replayed is", where=op.name, why=op.why_not)
+        if replayed and not made.keys() >= set(op.outputs):
+            raise ScheduleError("an op is replayed before it was computed", where=op.name)
         for value in (*op.replay_inputs, *op.inputs) if replayed else op.inputs:
             if value not in made:
                 if graph.values[value].producer is not None:

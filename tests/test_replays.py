@@ -61,6 +61,14 @@ def test_a_plan_that_replays_on_demand_needs_no_more_memory_when_its_replays_are
         assert saved_by(graph, replays) <= kept, seed
 
 
+def test_what_is_still_to_be_computed_is_not_replayed() -> None:
+    graph = random_problem(0).graph
+    first = next(i for i, op in enumerate(graph.ops) if op.replayable)
+    replaying_schedule(graph, {first + 1: (first,)})
+    with pytest.raises(ScheduleError, match="replayed before it was computed"):
+        replaying_schedule(graph, {first: (first,)})
+
+
 def test_what_must_not_be_replayed_is_refused() -> None:
     graphs = (random_problem(seed).graph for seed in range(50))
     graph = next(g for g in graphs if not all(op.replayable for op in g.ops[: g.n_forward]))
