@@ -4,8 +4,10 @@ A larger budget holds every plan of a smaller one. So a plan is carried on to la
 faster, and what is proven of a larger budget, that no plan takes less, is carried back to smaller ones. `verify` holds
 `Frontier` to both.
 
-What is proven is the plan-class bound: over plans that replay an op once, within the windows that were solved for. The
-windows of one budget may be narrower than those of another, so each bound names the budget that it was proven at.
+Where what is proven holds for every schedule with these first runs, or for those of them that replay in the backward, it does so
+at each smaller budget too. Otherwise it is the plan-class bound: over plans that replay an op once, within the windows that
+were solved for. The windows of one budget may be narrower than those of another, so each bound names the budget that it was
+proven at.
 """
 
 from __future__ import annotations
@@ -64,6 +66,15 @@ class Point:
         return self._share_of_keep_all(self.planned.bound_s)
 
     @property
+    def bound_over(self) -> str | None:
+        """What the bound is over: ``global``, ``backward`` (`Planned.global_bound_over`), ``plan-class``; None without one."""
+        planned = self.planned
+        if planned.bound_s is None:
+            return None
+        whole_s = planned.global_bound_s
+        return planned.global_bound_over if whole_s is not None and planned.bound_s <= whole_s + _ZERO_S else "plan-class"
+
+    @property
     def share(self) -> float | None:
         """The budget as a share of what keeping everything needs above static."""
         problem = self.planned.problem
@@ -85,6 +96,7 @@ class Point:
             **{key: getattr(planned.timeline, key) for key in _PREDICTED},
             "overhead": self.overhead,
             **{key: getattr(planned, key) for key in _PROVEN},
+            "bound_over": self.bound_over,
             "own_bound_s": self.own_bound_s,
             "bound_from_budget_bytes": self.proven_at_bytes,
             "status": planned.plan.status.value,
@@ -168,7 +180,6 @@ class Frontier:
             "smallest_budget_bytes": self.points[0].budget_bytes,
             "points": [point.as_json() for point in self.points],
             "baselines": {name: baseline.as_json() for name, baseline in self.baselines.items()},
-            "bound": "plan-class",
             "complete": self.complete,
             "solve_s": self.solve_s,
             "time_limit_s": self.time_limit_s,
@@ -212,13 +223,25 @@ def consistent(points: Iterable[Point], gap: float) -> tuple[Point, ...]:
         carried.append(replace(point, planned=no_slower(point.planned, smaller)))
     back: list[Point] = []
     for point in reversed(carried):
+        larger = back[-1] if back else None
         bound_s = None if is_refuted(point.own_bound_s, point.planned, gap) else point.own_bound_s
+        if _above(point.planned.global_bound_s, bound_s):
+            bound_s = point.planned.global_bound_s
         at_bytes = None if bound_s is None else point.budget_bytes
-        if back and back[-1].planned.bound_s is not None and (bound_s is None or back[-1].planned.bound_s > bound_s):
-            bound_s, at_bytes = back[-1].planned.bound_s, back[-1].proven_at_bytes
-        planned = _with_bound(point.planned, bound_s, gap)
+        plan = point.planned.plan
+        if larger is not None:
+            if _above(larger.planned.bound_s, bound_s):
+                bound_s, at_bytes = larger.planned.bound_s, larger.proven_at_bytes
+            whole = larger.planned.plan
+            if _above(whole.global_bound_s, plan.global_bound_s):
+                plan = replace(plan, global_bound_s=whole.global_bound_s, bounds_forward=whole.bounds_forward)
+        planned = _with_bound(replace(point.planned, plan=plan), bound_s, gap)
         back.append(replace(point, planned=planned, proven_at_bytes=at_bytes))
     return tuple(reversed(back))
+
+
+def _above(one: float | None, other: float | None) -> bool:
+    return one is not None and (other is None or one > other)
 
 
 def _with_bound(planned: Planned, bound_s: float | None, gap: float) -> Planned:

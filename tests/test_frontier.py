@@ -115,8 +115,13 @@ def test_the_report() -> None:
 # -- what is carried -----------------------------------------------------------------------------------------------------
 
 
+def with_global_bound(point: Point, bound_s: float | None, *, forward: bool = False) -> Point:
+    plan = replace(point.planned.plan, global_bound_s=bound_s, bounds_forward=forward)
+    return replace(point, planned=replace(point.planned, plan=plan))
+
+
 def without_bounds(found: Frontier) -> list[Point]:
-    return [replace(p, own_bound_s=None) for p in found.points]
+    return [with_global_bound(replace(p, own_bound_s=None), None) for p in found.points]
 
 
 def test_a_bound_holds_for_smaller_budgets_too() -> None:
@@ -130,6 +135,21 @@ def test_a_bound_holds_for_smaller_budgets_too() -> None:
     points[0] = replace(points[0], own_bound_s=points[0].planned.objective_s)
     first = consistent(points, 0.01)[0]
     assert first.proven_at_bytes == first.budget_bytes and first.planned.plan.status is Status.OPTIMAL
+
+
+def test_a_bound_on_all_schedules_does_too_and_is_named() -> None:
+    points = without_bounds(curve())
+    whole_s = points[2].planned.objective_s / 2
+    points[2] = with_global_bound(points[2], whole_s, forward=True)
+    points[1] = with_global_bound(points[1], whole_s / 2)  # the less of the two
+    points[0] = replace(points[0], own_bound_s=points[0].planned.objective_s)
+    found = consistent(points, 0.01)
+    assert [p.planned.global_bound_s for p in found] == [whole_s] * 3 + [None] * 2
+    assert [p.bound_over for p in found] == ["plan-class", "global", "global", None, None]
+    assert [p.planned.bound_s for p in found] == [points[0].own_bound_s, whole_s, whole_s, None, None]
+    points[0] = replace(points[0], own_bound_s=2 * points[0].planned.objective_s)  # refuted: what is left is the other
+    first = consistent(points, 0.01)[0]
+    assert (first.planned.bound_s, first.bound_over, first.proven_at_bytes) == (whole_s, "global", points[2].budget_bytes)
 
 
 def test_a_bound_that_a_plan_refutes_is_none() -> None:

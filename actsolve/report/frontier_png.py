@@ -51,7 +51,7 @@ def frontier_png(frontier: Frontier) -> bytes:
         (x, (base_s + p.planned.bound_s) / unit_s) for x, p in zip(budgets, points, strict=True) if p.planned.bound_s is not None
     ]
     if proven:
-        axes.plot([x for x, _ in proven], [y for _, y in proven], ".--", color="C7", label="at least (plan-class bound)")
+        axes.plot([x for x, _ in proven], [y for _, y in proven], ".--", color="C7", label="at least (proven)")
     for index, (name, baseline) in enumerate(drawn_baselines(frontier).items()):
         mark = "xsD^v<>"[index % 7]
         axes.plot(baseline.peak_bytes / unit_bytes, baseline.step_s / unit_s, mark, color=f"C{1 + index % 6}", label=name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from actsolve.frontier import BaselinePoint, Frontier, Point
 from actsolve.json_file import shown
 from actsolve.plan import Decision
@@ -11,6 +13,11 @@ from actsolve.units import format_bytes, format_seconds
 
 _WIDTH, _HEIGHT = 79, 22  # characters of the plot: it fits a terminal of the usual width
 _MARKERS = "xoszv+"  # of the baselines, in turn; the curve has "*"
+_OVER = {
+    "backward": "of every schedule that replays in the backward, whatever and however often",
+    "global": "of every schedule, whatever it replays and however often",
+    "plan-class": "of plans that replay an op once, within the windows that were solved for",
+}
 _FAR = 1.6  # a baseline is drawn up to so many times the slowest point: one far above would flatten the curve
 
 
@@ -62,11 +69,11 @@ def _percent(share: float | None, digits: int = 2) -> str:
 
 def _proof(frontier: Frontier) -> list[str]:
     """What the bounds are, where there are any."""
-    if all(point.planned.bound_s is None for point in frontier.points):
+    over = Counter(point.bound_over for point in frontier.points if point.bound_over is not None)
+    if not over:
         return []
-    lines = [
-        "at least: the plan-class bound on the time over keep-all, of plans that replay an op once, within the solved windows"
-    ]
+    lines = ["at least: proven of the time over keep-all"]
+    lines += [f"  at {n} of {len(frontier.points)} budgets, {_OVER[kind]}" for kind, n in sorted(over.items())]
     carried = sum(p.proven_at_bytes not in (None, p.budget_bytes) for p in frontier.points)
     if carried:
         lines.append(f"of these bounds {carried} were proven at a larger budget, which cannot take more time")
