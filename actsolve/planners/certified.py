@@ -42,6 +42,7 @@ _AT_LEAST_S = 2.0
 _ANYWHERE = 200  # ops: up to there replays in the forward are looked at in any case
 _IN_DOUBT = 0.15  # of the time limit, where neither a plan nor a proof was found; and for replays in the forward
 _ALSO_PROVE = 0.7  # of that: mostly the proof that nothing fits is quicker there
+_CLOSE = 0.02  # of the extra time: a proof on all schedules so near is worth that of the windows
 _COLUMNS = 150_000  # a program over segments that would be larger is not begun
 _TOO_MANY = 10_000  # ops for the greedy planner, which takes minutes on 20,000
 _EPSILON_S = 1e-9
@@ -60,8 +61,8 @@ def certified(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     options = options or PlannerOptions()
     check_pins(problem)
     best = _Best(problem, options)
-    if best.keeps_all:
-        return milp(problem, options)
+    if best.keeps_all:  # no schedule takes less
+        return replace(milp(problem, options), global_bound_s=0.0, bounds_forward=True)
     for seed in (*options.seeds, *_seeds(problem, options)):
         best.take(seed)
     try:
@@ -216,7 +217,7 @@ def _conclude(best: _Best, search: DagSearch) -> None:
         proven = best.plan is not None and best.plan.status is Status.OPTIMAL and best.timeline is not None
         # A hair's breadth is not worth the loss of a proof: that of the windows does not hold for what replays more often.
         slower_s = best.timeline.extra_s if proven and best.timeline is not None else float("inf")
-        if extra_s < slower_s * (1 - best.options.gap) or search.bound > 0.98 * extra_s:
+        if extra_s < slower_s * (1 - best.options.gap) or search.bound > (1 - _CLOSE) * extra_s:
             best.take(plan_of(best.problem, search.best))
     elif best.nothing.status is Status.INFEASIBLE:  # of the windows' class, which is not all that was looked for
         best.nothing = Plan("milp", status=Status.UNKNOWN, note="nothing fits that replays each op once")
