@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from dag_samples import least_time, random_dag
 
@@ -11,6 +12,7 @@ from actsolve.check_dag import replayed_peak_bytes
 from actsolve.dag import Dag
 from actsolve.planners.dag_search import DagPlan, DagSearch, plan_dag
 from actsolve.planners.options import PlannerOptions
+from actsolve.planners.segments import Moment
 from actsolve.planners.smallest_dag import smallest_dag_budget
 
 BRIEF = PlannerOptions(gap=0.001, time_limit_s=3.0)
@@ -72,3 +74,17 @@ def test_ctrl_c_between_solves_takes_the_best_so_far(monkeypatch: pytest.MonkeyP
     with_seed, without = plan_dag(tight, BRIEF, seed), plan_dag(tight, BRIEF)
     assert with_seed.interrupted and with_seed.sequence is not None and with_seed.sequence.fits
     assert without.interrupted and without.sequence is None and not without.infeasible
+
+
+def test_the_search_around_begins_from_any_schedule_however_its_replays_lie() -> None:
+    """Also where a node runs again between two moments, before the second of which it ran first."""
+    for seed in range(20):
+        dag = random_dag(seed, 12)
+        search = DagSearch(replace(dag, budget_bytes=sum(dag.sizes)), PlannerOptions(time_limit_s=2.0))
+        runs = [again for node in range(12) for again in (*dag.reads[node], node)]  # all that a node reads, made again for it
+        search.take(search.runner.run(np.array(runs)))
+        assert search.best is not None and search.best.fits
+        search.best = search.runner.run(np.array(runs))  # as it is, with all replays
+        search.moments = {Moment(11)}
+        search.around(1.0)
+        assert search.best.extra_time == 0.0

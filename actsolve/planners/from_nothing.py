@@ -116,9 +116,10 @@ class FromNothing:
         bytes_, again = self.size(need), True
         while again:
             again = False
+            # One for all, from the last to the first: no node is made of later ones, be these live or not.
+            trees: dict[int, tuple[int, int]] = {}
             for u in reversed(list(bits(need))):
                 rest = need & ~(1 << u)
-                trees: dict[int, tuple[int, int]] = {}
                 peak, runs = self.tree(u, rest, trees)
                 if bytes_ - self.dag.sizes[u] + peak <= self.dag.budget_bytes and runs <= _LONGEST:
                     self._tree_runs(u, rest, trees, steps)

@@ -9,7 +9,7 @@ import numpy as np
 
 from actsolve.dag import Dag
 from actsolve.planners.lp import Array, Outcome, Solution
-from actsolve.planners.segment_starts import in_order, moments_over, replays_for, start_of
+from actsolve.planners.segment_starts import cuts_for, in_order, moments_over, replays_for, start_of
 from actsolve.planners.segments import Moment, SegmentModel, decoded, segments_of
 from actsolve.planners.sequence import Sequence
 
@@ -49,7 +49,9 @@ class Neighbourhood:
         """Solve one stretch; return the schedule that it gives, better or not. `sequence` is the better one."""
         if self._model is None:
             self._build()
-        assert self._model is not None, "a model allows what its own schedule replays"
+        if self._model is None:
+            self.exhausted = True  # what its own schedule replays no model allows
+            return self.sequence
         model = self._model.model
         lower, upper = model.column_lower, model.column_upper
         first, last = self._free()
@@ -85,10 +87,14 @@ class Neighbourhood:
         return new
 
     def _build(self) -> None:
-        segments = segments_of(self.dag, self.moments, self.width, also=replays_for(self.sequence))
-        self._model = SegmentModel(self.dag, segments, elastic=True)
-        self._spans = self._model.spans()
-        self._restart(self._model)
+        for _ in range(2):
+            segments = segments_of(self.dag, self.moments, self.width, also=replays_for(self.sequence))
+            self._model = model = SegmentModel(self.dag, segments, elastic=True)
+            self._spans = model.spans()
+            self._restart(model)
+            if self._model is not None:
+                return
+            self.moments |= cuts_for(model, self.sequence)
 
     def _restart(self, model: SegmentModel) -> None:
         x = start_of(model, self.sequence)

@@ -74,6 +74,14 @@ def start_of(model: SegmentModel, sequence: Sequence) -> Array | None:
     return x
 
 
+def cuts_for(model: SegmentModel, sequence: Sequence) -> set[Moment]:
+    """Return moments that end a segment between the first run of a node and a replay of it, where ``model`` has both in one."""
+    segment_of = np.searchsorted(_segment_ends(model, sequence), np.arange(len(sequence.nodes)))
+    first_in = {int(sequence.nodes[place]): int(segment_of[place]) for place in np.flatnonzero(~sequence.again)}
+    replays = ((int(sequence.nodes[place]), int(segment_of[place])) for place in np.flatnonzero(sequence.again))
+    return {Moment(node) for node, segment in replays if first_in[node] == segment}
+
+
 def _segment_ends(model: SegmentModel, sequence: Sequence) -> Ints:
     """Per segment, the last run of ``sequence`` that belongs to it."""
     first_at = np.zeros(model.dag.n_nodes, dtype=np.int64)
