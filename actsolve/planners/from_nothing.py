@@ -20,6 +20,10 @@ _LIMITS = (1, 10, 100)  # needs that are looked at for one node, then for anothe
 _LONGEST = 20_000
 
 
+# Going backwards: a node that runs, or one that is made with all that it is made of beside what is live, as bits.
+Steps = list[tuple[int, int | None]]
+
+
 def is_general(dag: Dag) -> bool:
     """Whether each node makes one value, takes nothing else, and may run again at any time: what this search is for."""
     return replace(dag, names=()) == replace(general_dag(dag.sizes, dag.reads, dag.time, dag.budget_bytes), names=())
@@ -66,9 +70,9 @@ class FromNothing:
 
     def made(self, need: int, limit: int, deadline: float) -> Made:
         """Return what makes ``need``, the lightest needs first, after at most ``limit`` of them."""
-        steps: list[int] = []
+        steps: Steps = []
         first = self._lessened(need, steps)
-        came: dict[int, tuple[int, list[int]]] = {first: (-1, steps)}  # need -> the need that it came from, and how
+        came: dict[int, tuple[int, Steps]] = {first: (-1, steps)}  # need -> the need that it came from, and how
         queue = [(self.size(first), first)]
         budget = self.dag.budget_bytes
         while queue and limit and time.perf_counter() < deadline:
@@ -82,17 +86,18 @@ class FromNothing:
                     continue
                 if time.perf_counter() > deadline:
                     return Made(None)
-                steps = [u]
+                steps = [(u, None)]
                 before = self._lessened((need | self.reads[u]) & ~(1 << u), steps)
                 if before not in came:
                     came[before] = need, steps
                     heapq.heappush(queue, (self.size(before), before))
         return Made(None, proven=not queue)
 
-    def _unwound(self, came: dict[int, tuple[int, list[int]]], need: int) -> Iterator[int]:
+    def _unwound(self, came: dict[int, tuple[int, Steps]], need: int) -> Iterator[int]:
         while need >= 0:
             need, steps = came[need]
-            yield from reversed(steps)
+            for u, live in reversed(steps):
+                yield from (u,) if live is None else self._tree_runs(u, live)
 
     def _steps(self, need: int, bytes_: int) -> list[int]:
         """Return which of ``need`` may be made last: only one, if nothing else is made of it, and it reads no more than it makes.
@@ -108,8 +113,8 @@ class FromNothing:
                 return [u]
         return list(bits(need))
 
-    def _lessened(self, need: int, steps: list[int]) -> int:
-        """Return ``need`` without what can be made while the rest is live; add to ``steps`` how, backwards.
+    def _lessened(self, need: int, steps: Steps) -> int:
+        """Return ``need`` without what can be made while the rest is live; add that to ``steps``, backwards.
 
         What is left can be made if and only if ``need`` can.
         """
@@ -122,7 +127,7 @@ class FromNothing:
                 rest = need & ~(1 << u)
                 peak, runs = self.tree(u, rest, trees)
                 if bytes_ - self.dag.sizes[u] + peak <= self.dag.budget_bytes and runs <= _LONGEST:
-                    self._tree_runs(u, rest, trees, steps)
+                    steps.append((u, rest))
                     need, bytes_, again = rest, bytes_ - self.dag.sizes[u], True
         return need
 
@@ -147,10 +152,17 @@ class FromNothing:
             self.tree(u, live, trees)
         return sorted(missing, key=lambda u: self.dag.sizes[u] - trees[u][0])
 
-    def _tree_runs(self, node: int, live: int, trees: dict[int, tuple[int, int]], steps: list[int]) -> None:
-        steps.append(node)
-        for u in reversed(self._ordered(node, live, trees)):
-            self._tree_runs(u, live, trees, steps)
+    def _tree_runs(self, node: int, live: int) -> list[int]:
+        """Return the runs of `tree`."""
+        trees: dict[int, tuple[int, int]] = {}
+        self.tree(node, live, trees)
+        backwards: list[int] = []
+        stack = [node]
+        while stack:
+            u = stack.pop()
+            backwards.append(u)
+            stack += self._ordered(u, live, trees)  # the last of them is taken next
+        return backwards[::-1]
 
 
 def cannot_be_made(nothing: FromNothing, deadline: float) -> int | None:
