@@ -19,6 +19,7 @@ from actsolve.graph_file import FORMAT
 from actsolve.graph_plan import GraphPlan, proved
 from actsolve.known_least import known_least, least_budget_known
 from actsolve.peak import peak_of
+from actsolve.peak_text import kinds_of, largest_of, place_of
 from actsolve.plan import Plan, Status
 from actsolve.planned import Attempt, BaselineResult, Planned
 from actsolve.planners import QUICK, PlannerOptions, plan
@@ -126,11 +127,11 @@ def plan_graph_within(task: GraphTask, mem_budget: str) -> Planned:
         task.stage("searching for the smallest budget")
         smallest = _smallest(start, options)
         if smallest[0] > start.problem.budget_bytes:
-            raise _nothing_fits(start.attempt(found), smallest, task)
+            raise _nothing_fits(start, found, smallest)
         task.stage(f"planning by {task.planner} from the smallest plan")
         found = plan(start.problem, task.planner, replace(options, seeds=(smallest[1],)))
         if not found.found:
-            raise _nothing_fits(start.attempt(found), smallest, task)
+            raise _nothing_fits(start, found, smallest)
     timeline = timeline_of(start.problem, found)
     if not timeline.fits:
         raise _too_large(start.attempt(found), timeline, task)
@@ -195,15 +196,17 @@ def _smallest(start: _Start, options: PlannerOptions) -> tuple[int, Plan]:
     return start.reserve.budget_for(size_bytes), found
 
 
-def _nothing_fits(attempt: Attempt, smallest: tuple[int, Plan], task: GraphTask) -> InfeasibleBudget:
+def _nothing_fits(start: _Start, plan: Plan, smallest: tuple[int, Plan]) -> InfeasibleBudget:
     """The error where the planner found nothing, with the smallest budget that a plan was found for."""
     size_bytes, found = smallest
-    proven = attempt.plan.status is Status.INFEASIBLE
-    limit_s = task.options.time_limit_s
+    attempt, limit_s = start.attempt(plan), start.task.options.time_limit_s
+    static = replace(start.static, reserve=start.reserve.of(size_bytes))  # a share of a larger budget is more
+    there = replace(attempt.problem, budget_bytes=size_bytes, static_bytes=static.total_bytes)
     return _infeasible(
         replace(attempt, smallest_bytes=size_bytes, smallest_plan=found),
-        timeline_of(replace(attempt.problem, budget_bytes=size_bytes), found),
-        "no plan fits {}" if proven else f"no plan was found for {{}} in {limit_s:g} s",
+        timeline_of(there, found),
+        static,
+        "no plan fits {}" if plan.status is Status.INFEASIBLE else f"no plan was found for {{}} in {limit_s:g} s",
         "the smallest peak found is",
         f"--mem-budget {size_bytes} ({format_bytes(size_bytes)}), the smallest found to work",
     )
@@ -212,16 +215,17 @@ def _nothing_fits(attempt: Attempt, smallest: tuple[int, Plan], task: GraphTask)
 def _too_large(attempt: Attempt, timeline: Timeline, task: GraphTask) -> InfeasibleBudget:
     """The error for a baseline, which looks at no budget, whose plan does not fit."""
     what, try_ = f"the plan of {task.planner} does not fit {{}}", "--planner milp, which looks for one that does"
-    return _infeasible(attempt, timeline, what, "its peak is", try_)
+    return _infeasible(attempt, timeline, attempt.static, what, "its peak is", try_)
 
 
-def _infeasible(attempt: Attempt, timeline: Timeline, what: str, peak_is: str, try_: str) -> InfeasibleBudget:
-    peak, budget = peak_of(timeline, attempt.static), attempt.problem.budget_bytes
-    static, live = format_bytes(attempt.static.total_bytes), format_bytes(peak.size_bytes - attempt.static.total_bytes)
+def _infeasible(
+    attempt: Attempt, timeline: Timeline, static: StaticMemory, what: str, peak_is: str, try_: str
+) -> InfeasibleBudget:
+    peak, budget = peak_of(timeline, static), attempt.problem.budget_bytes
     error = InfeasibleBudget(
         what.format(f"{format_bytes(budget)} ({budget} bytes)"),
-        where=peak.target + (f" at {peak.source}" if peak.source else ""),
-        why=f"{peak_is} {format_bytes(peak.size_bytes)}: static {static} + {live} live",
+        where=place_of(peak),
+        why="\n".join([f"{peak_is} {format_bytes(peak.size_bytes)}: {kinds_of(peak)}", *largest_of(peak)]),
         try_=try_,
         smallest_bytes=attempt.smallest_bytes,
     )

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from actsolve.errors import InfeasibleBudget
-from actsolve.peak import LiveValue, Peak, peak_of
+from actsolve.peak import peak_of
+from actsolve.peak_text import kinds_of, largest_of, place_of
 from actsolve.plan import Plan, Status
 from actsolve.planned import Attempt
 from actsolve.problem import Problem
@@ -16,9 +17,6 @@ from actsolve.settings import Settings
 from actsolve.simulate import Timeline, timeline_of
 from actsolve.static_memory import Reserve, StaticMemory
 from actsolve.units import format_bytes
-
-_VISIBLE = 0.001  # of the peak: kinds and values below it are left to the JSON
-_MOST_VALUES = 3
 
 
 def shortage_of(
@@ -68,8 +66,8 @@ def with_remedies(attempt: Attempt, helps: Sequence[Remedy], *, time_limit_s: fl
     smallest = f"--mem-budget {smallest_bytes} ({format_bytes(smallest_bytes)}), the smallest found to work"
     error = InfeasibleBudget(
         what,
-        where=_where(peak),
-        why="\n".join([f"the smallest peak found is {format_bytes(peak.size_bytes)}: {_listed(peak)}", *_largest(peak)]),
+        where=place_of(peak),
+        why="\n".join([f"the smallest peak found is {format_bytes(peak.size_bytes)}: {kinds_of(peak)}", *largest_of(peak)]),
         try_="\n".join([smallest, *(f"or {remedy}" for remedy in helps)]),
         smallest_bytes=smallest_bytes,
     )
@@ -83,8 +81,8 @@ def baseline_too_large(timeline: Timeline, static: StaticMemory, name: str) -> I
     budget = f"{format_bytes(problem.budget_bytes)} ({problem.budget_bytes} bytes)"
     return InfeasibleBudget(
         f"the plan of {name} does not fit {budget}",
-        where=_where(peak),
-        why=f"its peak is {format_bytes(peak.size_bytes)}: {_listed(peak)}",
+        where=place_of(peak),
+        why=f"its peak is {format_bytes(peak.size_bytes)}: {kinds_of(peak)}",
         try_="--planner milp, which looks for one that does",
     )
 
@@ -103,40 +101,7 @@ def loaded_too_large(timeline: Timeline, static: StaticMemory) -> InfeasibleBudg
     budget = f"{format_bytes(problem.budget_bytes)} ({problem.budget_bytes} bytes)"
     return InfeasibleBudget(
         f"the loaded plan does not fit {budget} here",
-        where=_where(peak),
-        why=f"its peak is {format_bytes(peak.size_bytes)}: {_listed(peak)}",
+        where=place_of(peak),
+        why=f"its peak is {format_bytes(peak.size_bytes)}: {kinds_of(peak)}",
         try_="plan again here, or with the optimizer and options that the plan was made with",
     )
-
-
-def _where(peak: Peak) -> str:
-    """The op at the peak, with its source line."""
-    if not peak.op:
-        return peak.target
-    return f"{peak.target}{_at(peak.source)} ({'replayed' if peak.phase == 'replay' else peak.phase})"
-
-
-def _at(source: str) -> str:
-    return f" at {source}" if source else ""
-
-
-def _listed(peak: Peak) -> str:
-    """The bytes in use at the peak, by kind."""
-    kinds = {kind.replace("_", " "): size for kind, size in peak.static.items() if size}
-    inside = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in sorted(kinds.items(), key=lambda pair: -pair[1]))
-    total = sum(kinds.values())
-    parts = [f"static {format_bytes(total)}" + (f" ({inside})" if inside != f"given {format_bytes(total)}" else "")]
-    parts += [f"{kind} {format_bytes(size)}" for kind, size in peak.live.items() if size >= _VISIBLE * peak.size_bytes]
-    return " + ".join(parts)
-
-
-def _largest(peak: Peak) -> list[str]:
-    """The largest values at the peak, a line each."""
-    largest = [v for v in peak.largest[:_MOST_VALUES] if v.size_bytes >= _VISIBLE * peak.size_bytes]
-    return [f"{'largest:' if i == 0 else '':<8} {_named(v)}" for i, v in enumerate(largest)]
-
-
-def _named(value: LiveValue) -> str:
-    """A value with its size, kind, shape and source line."""
-    made = f", made by {value.op}{_at(value.source)}" if value.op else ""
-    return f"{value.name} {format_bytes(value.size_bytes)} ({value.kind}), {value.dtype}{list(value.shape)}{made}"

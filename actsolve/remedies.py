@@ -95,7 +95,7 @@ def _candidates(shortage: Shortage) -> Iterator[Remedy]:
     """Everything that may help; if nothing is enough alone, also all changes together, if they are."""
     changes = [c for c in (_loss_in_chunks(shortage), _stateless_optimizer(shortage), _no_gradients(shortage)) if c is not None]
     alone = [c.remedy(shortage) for c in changes]
-    alone += _host_memory(shortage)
+    alone += [*_host_memory(shortage), *_without_pins(shortage), *_without_reserve(shortage)]
     yield from alone
     worthwhile = [c for c in changes if _is_worthwhile(shortage, c.remedy(shortage))]
     if len(worthwhile) > 1 and not any(r.fits for r in alone):
@@ -168,7 +168,7 @@ def _stateless_optimizer(shortage: Shortage) -> _Change | None:
 
 def _no_gradients(shortage: Shortage) -> _Change | None:
     static = shortage.static
-    if static.given is not None or not static.gradients:
+    if static.given is not None or not static.gradients or shortage.settings.grads == "none":  # a shard's are there anyway
         return None
     note = f"the gradients that are there before the step take {format_bytes(static.gradients)}"
     return _Change("--grads none", note, static.gradients)
@@ -198,6 +198,25 @@ def _host_memory(shortage: Shortage) -> Iterator[Remedy]:
     else:
         note = f"offloading {format_bytes(host_bytes)} to host memory"
         yield _remedy(shortage, "--h2d and --d2h, such as 25GB/s", peak_bytes, note)
+
+
+def _without_pins(shortage: Shortage) -> Iterator[Remedy]:
+    """What is needed where the planner decides about all modules."""
+    settings = shortage.settings
+    if settings.pinned:
+        free = replace(shortage.unreserved, pinned_keep=frozenset(), pinned_recompute=frozenset())
+        options = settings.planner_options()
+        peak_bytes, _ = smallest_budget(free, replace(options, time_limit_s=min(_SEARCH_S, options.time_limit_s)))
+        flags = " and ".join(f"--{name}" for name in settings.pinned.split(" and "))
+        yield _remedy(shortage, f"no {flags}", peak_bytes, "the planner then decides about these modules too")
+
+
+def _without_reserve(shortage: Shortage) -> Iterator[Remedy]:
+    """What is needed where nothing is left free, if the user has asked for that."""
+    if shortage.settings.reserve_bytes:
+        peak_bytes = shortage.timeline.peak_bytes - shortage.timeline.problem.static_bytes + shortage.unreserved.static_bytes
+        note = f"{format_bytes(shortage.settings.reserve_bytes)} are left free"
+        yield Remedy("a smaller --reserve", peak_bytes, peak_bytes <= shortage.budget_bytes, note, at_best=True)
 
 
 def _idle_bytes(timeline: Timeline) -> int:

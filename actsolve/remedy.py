@@ -32,7 +32,9 @@ class Remedy:
         elif self.at_best:
             figure = f"at best {format_bytes(self.needs_bytes)} {'fits' if self.fits else 'is still needed'}"
         else:
-            figure = f"needs {format_bytes(self.needs_bytes)}, {'which fits' if self.fits else 'not enough alone'}"
+            # In bytes too, for what changes static memory changes what a share is of.
+            needs = f"--mem-budget {self.needs_bytes} ({format_bytes(self.needs_bytes)})"
+            figure = f"needs {needs}, {'which fits' if self.fits else 'not enough alone'}"
         return ": ".join(part for part in (self.what, "; ".join(p for p in (self.note, figure) if p)) if part)
 
     def as_json(self) -> dict[str, Any]:

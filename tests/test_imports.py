@@ -48,6 +48,7 @@ TREE = (
     "known_least",
     "pins",
     "peak",
+    "peak_text",
     "remedy",
     "planned",
     "frontier",

@@ -20,7 +20,7 @@ from actsolve.planners import PLANNERS, QUICK, PlannerOptions, plan
 from actsolve.planners.improve import candidate
 from actsolve.problem import Problem
 from actsolve.schedule import StepKind, build_schedule
-from actsolve.simulate import Timeline, simulate
+from actsolve.simulate import Timeline, simulate, timeline_of
 
 N_GRAPHS = 200
 UNLIMITED = 2**50
@@ -137,3 +137,15 @@ def test_nothing_is_offloaded_without_host_memory() -> None:
         found = plan(problem, "milp", OPTIONS)
         assert not found.offloaded
         assert found.status is not Status.OPTIMAL or found.bound_s is not None
+
+
+def test_to_allow_offloading_costs_no_time() -> None:
+    """What only recomputes is one of the plans, also where it replays ops more often than the windows do."""
+    for seed in range(25):
+        linked = problem_of(seed)
+        alone = replace(linked, links=None, host_budget_bytes=None)
+        recomputing, joint = plan(alone, "milp", OPTIONS), plan(linked, "milp", OPTIONS)
+        if recomputing.found:
+            assert joint.found, seed
+            extra_s = timeline_of(alone, recomputing).extra_s
+            assert timeline_of(linked, joint).extra_s <= extra_s + 1e-9, seed

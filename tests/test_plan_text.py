@@ -122,6 +122,16 @@ def test_the_text_of_every_report() -> None:
     assert_golden("reports.txt", "\n".join(f"# {name}\n{text}" for name, text in reports().items()))
 
 
+def test_costs_that_are_off_are_said_so() -> None:
+    """Where keeping everything takes half as long, or twice as long, as predicted; a profile is of another machine."""
+    one = planned(dropped("a"))
+    step_s = one.keep_all.step_s
+    for ratio, said in ((0.4, True), (0.6, False), (1.0, False), (1.9, False), (2.1, True)):
+        assert ("costs are off" in plan_text(one, {**MEASURED, "eager_step_s": ratio * step_s})) is said
+    roofline = planned(dropped("a"), replace(PROBLEM, costs=replace(COSTS, source="roofline of a100")))
+    assert "costs are off" not in plan_text(roofline, {**MEASURED, "eager_step_s": 9.0})
+
+
 def test_lines_are_plain_and_not_padded() -> None:
     for name, text in reports().items():
         assert text.endswith("\n") and not text.endswith("\n\n"), name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +110,29 @@ def test_another_optimizer_and_no_gradients_before_the_step() -> None:
     assert called(*WIDE, "--mem-budget", "10MB", "--optimizer", "sgd").exit_code == 0
 
 
+def test_what_is_pinned_and_what_is_left_free_are_named() -> None:
+    free = smallest_with(*GPT)
+    found = remedies(*GPT, "--mem-budget", str(free), "--keep", "blocks.0")
+    assert found["no --keep"]["fits"] and found["no --keep"]["needs_bytes"] <= free
+    reserved = CliRunner().invoke(app, ["optimize", *GPT, *PROFILE, "--mem-budget", str(free), "--reserve", "64KiB", "--json"])
+    assert reserved.exit_code == 3
+    [what] = [r for r in json.loads(reserved.stdout)["remedies"] if r["what"] == "a smaller --reserve"]
+    assert what["fits"] and what["at_best"] and what["needs_bytes"] <= free
+
+
+def test_a_hint_is_in_bytes_for_a_share_would_be_of_something_else() -> None:
+    result = called(*WIDE, "--mem-budget", "20%")
+    budget = re.search(r"or --optimizer sgd: .*needs --mem-budget (\d+) ", result.stderr)
+    assert result.exit_code == 3 and budget is not None
+    assert called(*WIDE, "--mem-budget", budget.group(1), "--optimizer", "sgd").exit_code == 0
+
+
 def test_what_would_not_help_is_not_named() -> None:
     """An optimizer without state, gradients that are not there, a loss of few classes, a batch where weights are too much."""
     found = remedies(*WIDE, "--mem-budget", "2MB", "--optimizer", "none")
     assert list(found) == ["a smaller model"]
+    shard = remedies(*WIDE, "--mem-budget", "2MB", "--shards", "2")
+    assert "--grads none" not in shard  # it is the default, and a shard's gradients are there anyway
     assert called(*WIDE[:-1], "batch=1", "--mem-budget", "2MB", "--optimizer", "none").exit_code == 3
 
 

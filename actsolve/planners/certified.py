@@ -36,7 +36,8 @@ from actsolve.simulate import Timeline, timeline_of
 
 _SEGMENTS = 0.4  # of the time limit: for the program over segments, before the windows
 _WINDOWS = 0.35  # and for these
-_ASIDE = 0.2  # and for what only recomputes, where values can be offloaded
+_ASIDE = 0.2  # and for what only recomputes, where values can be offloaded,
+_OFFLOADED = 0.75  # and then for the windows
 _LARGE = 1000  # ops: there the windows are the quicker of the two, and go first
 _AT_LEAST_S = 2.0
 _ANYWHERE = 200  # ops: up to there replays in the forward are looked at in any case
@@ -147,7 +148,10 @@ def _windows(best: _Best, share: float) -> Plan:
 
 
 def _only_recompute(best: _Best) -> None:
-    """Take the best plan that offloads nothing, and that of the windows."""
+    """Take the best plan that offloads nothing, and that of the windows; what time is left goes to the former.
+
+    It is one of the plans that may offload: to allow that must not cost time.
+    """
     problem = replace(best.problem, links=None, host_budget_bytes=None)
     search = _search(problem, best, best.left_s(_ASIDE))
     if search is not None and not search.infeasible:
@@ -156,7 +160,15 @@ def _only_recompute(best: _Best) -> None:
             best.take(plan_of(problem, search.best))
         if search.interrupted:
             return
-    best.take(_windows(best, 1.0))
+    plan = _windows(best, _OFFLOADED)
+    best.take(plan)
+    left_s = min(best.left_s(), (1 - _OFFLOADED) * best.options.time_limit_s)
+    if plan.status is not Status.OPTIMAL and left_s > 0:
+        known = best.options.seeds if best.plan is None else (*best.options.seeds, best.plan)
+        seeds = tuple(seed for seed in known if not seed.offloaded)
+        alone = certified(problem, replace(best.options, time_limit_s=left_s, seeds=seeds))
+        if alone.found:  # that nothing fits without links proves nothing
+            best.take(alone)
 
 
 def _prove(best: _Best) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from actsolve.json_file import shown
 from actsolve.plan import Decision
 from actsolve.planned import Attempt, Planned
+from actsolve.planners import BASELINES
 from actsolve.report.plan_text import link_text
 from actsolve.report.table import aligned
 from actsolve.units import format_bytes, format_seconds
@@ -94,7 +95,9 @@ def _row(name: str, attempt: Attempt, found: Mapping[str, Attempt]) -> tuple[str
         return (name, "no", "-", "-", "-", *("-" for _ in _AGAINST), shown(plan.note) or plan.status.value)
     step_s, base_s = attempt.timeline.step_s, attempt.keep_all.step_s
     saved = [_below(attempt, found.get(other)) if other != name else None for other in _AGAINST]
-    proof = f"{plan.status.value}, gap {attempt.gap:.2%}, {format_seconds(plan.solve_s)}" if attempt.gap is not None else ""
+    gap = "no bound" if attempt.gap is None else f"gap {attempt.gap:.2%}"
+    silent = name in BASELINES and attempt.gap is None
+    proof = "" if silent else f"{plan.status.value}, {gap}, {format_seconds(plan.solve_s)}"
     return (
         name,
         "yes" if attempt.fits else "no",

@@ -16,6 +16,7 @@ from actsolve.schedule import StepKind
 from actsolve.units import format_bytes, format_seconds, format_speed
 
 _MOST_ROWS = 8
+_OFF = 2.0  # times as long, or as short, as predicted: then the costs say little
 _MOST_UNKNOWN = 5
 
 
@@ -210,6 +211,10 @@ def _measured(planned: Planned, measured: Mapping[str, Any]) -> list[str]:
         ("step", format_seconds(step_s), f"{interval} against eager, {format_seconds(eager_s)}"),
         ("against eager", "", f"loss, outputs, gradients, buffers and random state over 3 steps: {equal}"),
     ]
+    predicted_s = planned.keep_all.step_s
+    if planned.problem.costs.source.startswith("measured") and not 1 / _OFF <= predicted_s / max(eager_s, 1e-9) <= _OFF:
+        said = f"keeping everything was to take {format_seconds(predicted_s)}; was the machine busy?"
+        rows.append(("costs are off", "", f"{said} A fresh ACTSOLVE_CACHE_DIR measures again"))
     return aligned(rows, numbers={1})
 
 
