@@ -39,6 +39,7 @@ MAX_CAPTURE_S = 120.0
 MAX_RESIDENT_BYTES = 10_000_000_000
 MAX_STEP_GAP = 0.0005  # of the step time: as good as the gap asked for
 MAX_EXPONENT = 1.5
+NEAR = 0.05  # of an exponent, or of a time: a fit through four sizes, and a clock, are no more exact
 LAYERS = (12, 24, 48, 96)
 SHARDS = 16
 
@@ -81,7 +82,7 @@ def rows_of(name: str, options: argparse.Namespace) -> list[Row]:
         for budget in budgets:
             of_budget = [row for row in rows if row["budget"] == budget]
             of_budget[-1]["exponent"] = exponent = growth([(n, row["solve_s"]) for n, row in zip(LAYERS, of_budget, strict=True)])
-            if exponent > MAX_EXPONENT:
+            if exponent > (1 + NEAR) * MAX_EXPONENT:
                 of_budget[-1]["missed"].append(f"solve times grow as n^{exponent:.2f}")
     elif name == "gpt-48":
         rows = _rows(name, case, _gpt(48), budgets, options)
@@ -169,7 +170,7 @@ def missed(row: Row, case: Case) -> list[str]:
         what.append("no bound")
     elif case.proof and row["gap"] > case.gap and row["step_gap"] > MAX_STEP_GAP:
         what.append(f"gap {row['gap']:.2%} of the extra time, {row['step_gap']:.3%} of the step")
-    if row["solve_s"] > case.max_solve_s:
+    if row["solve_s"] > (1 + NEAR) * case.max_solve_s:
         what.append(f"solved in {row['solve_s']:.1f} s, of {case.max_solve_s:g}")
     if row["capture_s"] > MAX_CAPTURE_S:
         what.append(f"captured in {row['capture_s']:.1f} s, of {MAX_CAPTURE_S:g}")
