@@ -29,7 +29,7 @@ class Dag:
         replay_from: No node runs again before this one is next to run first.
         n_forward: How many nodes are the forward's: what they leave, made first or again, is not overwritten later.
         replay_reads: Per node, the values that a later run of it reads.
-        workspace: Per node, bytes that it takes beyond its outputs.
+        workspace: Per node, bytes that it takes beyond its outputs; less than 0 if these do not count while it runs.
         resident: Per node, bytes that are there anyway during its first run, and while others run again just before it.
         held: Values that stay from their first making to the end.
         stays: Values that stay from their first making to the end of the forward.
@@ -111,7 +111,7 @@ def dag_of(problem: Problem, *, anywhere: bool = False) -> Dag:
     """Return a training step as nodes. Values are numbered as in its graph; given ones are nobody's to make, and never read.
 
     What is copied into a buffer is read by the last forward op, so that it is there until then. An RNG state is made where a plan
-    may not want it; that takes no time, and its bytes count only if it is read.
+    may not want it; that takes no time, and its bytes count only if it is read, from the next run on.
 
     Args:
         problem: The step.
@@ -135,7 +135,10 @@ def dag_of(problem: Problem, *, anywhere: bool = False) -> Dag:
         replay_from=0 if anywhere else n_forward,
         n_forward=n_forward,
         replay_reads=tuple(tuple(v for v in (*op.inputs, *op.replay_inputs) if v in made) for op in graph.ops),
-        workspace=problem.costs.workspace_bytes,
+        workspace=tuple(
+            -sum(graph.values[v].size_bytes for v in op.outputs) if op.optional else bytes_
+            for op, bytes_ in zip(graph.ops, problem.costs.workspace_bytes, strict=True)
+        ),
         resident=tuple(problem.static_bytes + (tangents if i >= n_forward else 0) for i in range(len(graph.ops))),
         held=frozenset(v for v in graph.held if v in made),
         stays=updated,

@@ -224,12 +224,16 @@ def consistent(points: Iterable[Point], gap: float) -> tuple[Point, ...]:
     back: list[Point] = []
     for point in reversed(carried):
         larger = back[-1] if back else None
-        bound_s = None if is_refuted(point.own_bound_s, point.planned, gap) else point.own_bound_s
-        if _above(point.planned.global_bound_s, bound_s):
+        plan, bound_s = point.planned.plan, point.own_bound_s
+        in_forward = point.planned.forward_replays > 0  # then what is proven of replays in the backward says nothing of it
+        if is_refuted(bound_s, point.planned, gap) or (in_forward and not plan.bounds_forward):
+            bound_s = None
+        if in_forward and not plan.bounds_forward:
+            plan = replace(plan, global_bound_s=None)
+        if _above(plan.global_bound_s, bound_s):
             bound_s = point.planned.global_bound_s
         at_bytes = None if bound_s is None else point.budget_bytes
-        plan = point.planned.plan
-        if larger is not None:
+        if larger is not None and (larger.planned.plan.bounds_forward or not in_forward):
             if _above(larger.planned.bound_s, bound_s):
                 bound_s, at_bytes = larger.planned.bound_s, larger.proven_at_bytes
             whole = larger.planned.plan

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Literal
 
 from actsolve.cache_dir import cache_dir
+from actsolve.check import check
 from actsolve.errors import ActsolveError, ScheduleError, UsageError
 from actsolve.json_file import Count, FileModel, Name, read_model, write_json
 from actsolve.plan import Copies, Plan
 from actsolve.planners import PlannerOptions, least_budget
 from actsolve.problem import Problem
 from actsolve.simulate import timeline_of
+from actsolve.units import MAX_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +60,9 @@ def known_least(problem: Problem) -> Plan | None:
         if file.key != key:
             raise ScheduleError("it is of another step")
         plan = _plan(file, problem)
-        timeline_of(problem, plan)
-    except ActsolveError as error:
-        logger.warning("%s cannot be used (%s) and will be found again", path, error.what)
+        check(replace(problem, budget_bytes=MAX_BYTES), timeline_of(problem, plan).schedule)
+    except (ActsolveError, KeyError) as error:  # KeyError: of a value that is offloaded and never read
+        logger.warning("%s cannot be used (%s) and will be found again", path, str(error).splitlines()[0])
         return None
     return plan
 
@@ -91,6 +93,11 @@ def _plan(file: _File, problem: Problem) -> Plan:
         of_ops |= {op, *replayed}
     if max(of_values, default=0) >= values or max(of_ops, default=0) >= ops:
         raise ScheduleError("it names what the step has not")
+    for op, replayed in (replays or {}).items():
+        if any(not problem.graph.ops[u].replayable or u >= problem.graph.n_forward for u in replayed):
+            raise ScheduleError(f"it replays what cannot be replayed before op {op}")
+    if not of_values <= set(problem.graph.decidable) or (replays is not None and (file.early or file.offloaded)):
+        raise ScheduleError("it decides what is not to be decided")
     offloaded = {v: Copies(free_at, back_at) for v, free_at, back_at in file.offloaded}
     return Plan("milp", frozenset(file.kept), dict(file.early), offloaded, replays)
 
@@ -99,6 +106,7 @@ def _place(problem: Problem) -> tuple[Path, str]:
     """Return the file of a step, and all that its plans of least memory depend on."""
     pins = sorted(problem.pinned_keep), sorted(problem.pinned_recompute)
     host = problem.host_budget_bytes if problem.links is not None else 0
-    rest = hashlib.sha256(repr((problem.costs.workspace_bytes, problem.optimizer_bytes, pins, host)).encode()).hexdigest()
+    of_values = problem.min_offload_bytes, problem.optimizer_bytes, pins, host
+    rest = hashlib.sha256(repr((problem.costs.workspace_bytes, of_values)).encode()).hexdigest()
     key = f"{problem.graph.fingerprint}-{rest[:16]}"
     return cache_dir() / f"least-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json", key

@@ -111,3 +111,18 @@ def test_shaking_makes_what_replays_too_much_as_good_as_any() -> None:
             assert replayed_peak_bytes(dag, better.nodes.tolist()) <= dag.budget_bytes
             found, best = found + sum(dag.time) + better.extra_time, best + least
     assert best <= found <= 1.05 * best, (found, best)
+
+
+def test_a_deep_graph_needs_no_recursion() -> None:
+    """Two chains that are joined: the first end has to wait while the second is made, and that does not fit."""
+    sizes: list[int] = []
+    reads: list[tuple[int, ...]] = []
+    ends = []
+    for _ in range(2):
+        for size in (5, 5, *(3,) * 2000, 6):
+            reads.append((len(sizes) - 1,) if sizes and len(sizes) - 1 not in ends else ())
+            sizes.append(size)
+        ends.append(len(sizes) - 1)
+    dag = general_dag((*sizes, 1), (*reads, tuple(ends)), (1.0,) * (len(sizes) + 1), 13)
+    assert max(map(dag.needs, range(dag.n_nodes))) <= 13
+    assert cannot_be_made(FromNothing(dag), math.inf) == dag.n_nodes - 1

@@ -27,7 +27,7 @@ from actsolve.frontier import Frontier, Point, baseline_point, consistent, no_sl
 from actsolve.frontier_planning import frontier
 from actsolve.graph import Graph, Kind, Op, Phase, Value
 from actsolve.plan import Plan, Status
-from actsolve.planned import BaselineResult
+from actsolve.planned import BaselineResult, Planned
 from actsolve.planners import BASELINES
 from actsolve.planning import Listener, Prepared
 from actsolve.problem import Costs, Problem
@@ -152,6 +152,17 @@ def test_a_bound_on_all_schedules_does_too_and_is_named() -> None:
     assert (first.planned.bound_s, first.bound_over, first.proven_at_bytes) == (whole_s, "global", points[2].budget_bytes)
 
 
+def test_what_is_proven_of_replays_in_the_backward_says_nothing_of_one_in_the_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = without_bounds(curve())
+    points[1] = with_global_bound(replace(points[1], own_bound_s=1e-3), 1e-3)
+    smallest = points[0].budget_bytes
+    monkeypatch.setattr(Planned, "forward_replays", property(lambda p: int(p.problem.budget_bytes == smallest)))
+    found = consistent(points, 0.01)
+    assert [p.planned.bound_s for p in found[:2]] == [None, 1e-3]
+    points[1] = with_global_bound(points[1], 1e-3, forward=True)
+    assert [p.planned.bound_s for p in consistent(points, 0.01)[:2]] == [1e-3, 1e-3]
+
+
 def test_a_bound_that_a_plan_refutes_is_none() -> None:
     points = without_bounds(curve())
     points[1] = replace(points[1], own_bound_s=2 * points[1].planned.objective_s)
@@ -184,7 +195,7 @@ def test_the_smallest_budget_always_has_a_plan(monkeypatch: pytest.MonkeyPatch) 
         error.attempt = replace(planned, plan=Plan("milp", status=Status.UNKNOWN)).without_timeline()
         raise error
 
-    from actsolve.planned import Attempt, Planned
+    from actsolve.planned import Attempt
 
     def without_timeline(self: Planned) -> Attempt:
         fields = {name: getattr(self, name) for name in Attempt.__dataclass_fields__}

@@ -64,8 +64,10 @@ def certified(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     best = _Best(problem, options)
     if best.keeps_all:  # no schedule takes less
         return replace(milp(problem, options), global_bound_s=0.0, bounds_forward=True)
+    if reason := _impossible(problem):
+        return Plan("milp", status=Status.INFEASIBLE, note=reason)
     for seed in (*options.seeds, *_seeds(problem, options)):
-        best.take(seed)
+        best.take(_unproven(seed))
     try:
         if problem.pinned_recompute:  # the program over segments knows no such pins
             best.take(_windows(best, 1.0))
@@ -77,6 +79,19 @@ def certified(problem: Problem, options: PlannerOptions | None = None) -> Plan:
         if best.plan is None:
             raise
     return best.result()
+
+
+def _impossible(problem: Problem) -> str:
+    """Return why no schedule can fit, whatever it replays or offloads, where that is plain; else nothing."""
+    dag = dag_of(problem, anywhere=True)
+    if problem.static_bytes + sum(dag.sizes[v] for v in dag.held) + problem.optimizer_bytes > problem.budget_bytes:
+        return "what the caller holds, and the optimizer's step, alone need more"
+    return too_large(dag)
+
+
+def _unproven(plan: Plan) -> Plan:
+    """Return ``plan`` without what was proven of it, for another problem."""
+    return replace(plan, bound_s=None, global_bound_s=None, bounds_forward=False) if plan.found else plan
 
 
 def _seeds(problem: Problem, options: PlannerOptions) -> Iterable[Plan]:
@@ -144,7 +159,10 @@ def _windows(best: _Best, share: float) -> Plan:
     """Return the plan of the windows, begun from the best plan so far."""
     seeds = best.options.seeds if best.plan is None else (*best.options.seeds, best.plan)
     seeds = tuple(s for s in seeds if s.replays is None)
-    return milp(best.problem, replace(best.options, time_limit_s=max(0.1, best.left_s(share)), seeds=seeds))
+    found = milp(best.problem, replace(best.options, time_limit_s=max(0.1, best.left_s(share)), seeds=seeds))
+    if found.status is Status.INFEASIBLE:  # of the windows' class, which is not all that there is
+        return replace(found, status=Status.UNKNOWN, note="nothing fits that replays each op once")
+    return found
 
 
 def _only_recompute(best: _Best) -> None:
@@ -167,8 +185,8 @@ def _only_recompute(best: _Best) -> None:
         known = best.options.seeds if best.plan is None else (*best.options.seeds, best.plan)
         seeds = tuple(seed for seed in known if not seed.offloaded)
         alone = certified(problem, replace(best.options, time_limit_s=left_s, seeds=seeds))
-        if alone.found:  # that nothing fits without links proves nothing
-            best.take(alone)
+        if alone.found:  # what was proven without links, be it that nothing fits, says nothing here
+            best.take(_unproven(alone))
 
 
 def _prove(best: _Best) -> None:
@@ -231,8 +249,6 @@ def _conclude(best: _Best, search: DagSearch) -> None:
         slower_s = best.timeline.extra_s if proven and best.timeline is not None else float("inf")
         if extra_s < slower_s * (1 - best.options.gap) or search.bound > (1 - _CLOSE) * extra_s:
             best.take(plan_of(best.problem, search.best))
-    elif best.nothing.status is Status.INFEASIBLE:  # of the windows' class, which is not all that was looked for
-        best.nothing = Plan("milp", status=Status.UNKNOWN, note="nothing fits that replays each op once")
     if not anywhere or best.replays_in_forward or search.bound >= (1 - best.options.gap) * (best.global_bound_s or 0.0):
         best.global_bound_s, best.bounds_forward = search.bound, anywhere  # on more schedules, if it is as high
 
@@ -240,15 +256,7 @@ def _conclude(best: _Best, search: DagSearch) -> None:
 def _search(problem: Problem, best: _Best, time_limit_s: float, *, anywhere: bool = False) -> DagSearch | None:
     """Return a search that begins with the best plan, or None where the program would be too large."""
     dag = dag_of(problem, anywhere=anywhere)
-    held = sum(dag.sizes[v] for v in dag.held)
-    options = replace(best.options, time_limit_s=time_limit_s)
-    search = DagSearch(dag, options)
-    if problem.static_bytes + held + problem.optimizer_bytes > problem.budget_bytes:
-        search.infeasible = "what the caller holds, and the optimizer's step, alone need more"
-        return search
-    if reason := too_large(dag):
-        search.infeasible = reason
-        return search
+    search = DagSearch(dag, replace(best.options, time_limit_s=time_limit_s))
     search.take(search.runner.run(np.arange(dag.n_nodes)))
     if search.columns() > _COLUMNS:
         return None

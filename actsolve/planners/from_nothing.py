@@ -137,20 +137,30 @@ class FromNothing:
         Source:
             Sethi and Ullman 1970; Liu 1987: of what a node reads first what takes the most beyond its own size.
         """
-        if node in trees:
-            return trees[node]
+        stack = [node]
+        while stack:
+            u = stack[-1]
+            unknown = [] if u in trees else [v for v in self._missing(u, live) if v not in trees]
+            stack += unknown
+            if unknown:
+                continue
+            stack.pop()
+            if u not in trees:
+                trees[u] = self._of_its_reads(u, live, trees)
+        return trees[node]
+
+    def _of_its_reads(self, node: int, live: int, trees: dict[int, tuple[int, int]]) -> tuple[int, int]:
         sizes, peak, held, runs = self.dag.sizes, 0, 0, 1
         for u in self._ordered(node, live, trees):
             own, more = trees[u]
             peak, held, runs = max(peak, held + own), held + sizes[u], runs + more
-        trees[node] = max(peak, held + sizes[node]), runs
-        return trees[node]
+        return max(peak, held + sizes[node]), runs
+
+    def _missing(self, node: int, live: int) -> list[int]:
+        return [u for u in self.dag.reads[node] if not live >> u & 1]
 
     def _ordered(self, node: int, live: int, trees: dict[int, tuple[int, int]]) -> list[int]:
-        missing = [u for u in self.dag.reads[node] if not live >> u & 1]
-        for u in missing:
-            self.tree(u, live, trees)
-        return sorted(missing, key=lambda u: self.dag.sizes[u] - trees[u][0])
+        return sorted(self._missing(node, live), key=lambda u: self.dag.sizes[u] - trees[u][0])
 
     def _tree_runs(self, node: int, live: int) -> list[int]:
         """Return the runs of `tree`."""

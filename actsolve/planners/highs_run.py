@@ -2,7 +2,7 @@
 
 Strengthening one row in the presolve of a sub-MIP has taken HiGHS 1.16 more than a quarter of an hour, without a look at the time
 limit or at a request to stop. Nothing ends such a thread from outside; the best solution and bound that it has told are taken,
-and it goes on until the process ends.
+and it goes on, and holds its solver, until the process ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from actsolve.planners.options import Progress
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.05
-_left_behind: list[Any] = []  # to free one while its thread runs would crash
 
 
 class SilentHighs(highspy.Highs):
@@ -99,7 +98,6 @@ def run_highs(
                 highs.cancelSolve()
             if spent_s > 1.5 * give_up_s:
                 logger.warning("HiGHS did not stop when it was asked to, and is left behind")
-                _left_behind.append(highs)
                 run.left_behind = True
                 return run
         except KeyboardInterrupt:
