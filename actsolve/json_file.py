@@ -31,7 +31,9 @@ Name = Annotated[Text, StringConstraints(min_length=1)]
 Count = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 Seconds = Annotated[float, Field(ge=0, le=MAX_NUMBER)]
 
-_PLAIN: Final = {"extra_forbidden": "there is no such field", "missing": "the field is missing"}  # for pydantic's own words
+# For pydantic's own words.
+_PLAIN: Final = {"extra_forbidden": "there is no such field", "missing": "the field is missing", "too_short": "it is too short"}
+_TYPES: Final = ("constrained-int", "constrained-float", "int", "float")  # where there may be one or the other
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -110,7 +112,7 @@ def read_json(path: str | os.PathLike[str], *, what: str) -> tuple[Any, str]:
     except RecursionError:
         fail("it is nested too deeply")
     except ValueError as error:  # from the hooks below, or an integer of thousands of digits
-        fail(shown(error))
+        fail("a number has thousands of digits" if "int_max_str_digits" in str(error) else shown(error))
 
 
 def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -160,11 +162,15 @@ def read_one_of(path: str | os.PathLike[str], models: Mapping[str, type[Model]],
 
 def first_problem(error: ValidationError) -> str:
     """Return the first thing that is wrong, and where in the file."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    message = _PLAIN.get(first["type"], first["msg"])
-    return f"{shown(place)}: {shown(message[:1].lower() + message[1:])}{more}"
+    found: dict[str, str] = {}  # of what may be of several types the last one counts
+    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    for one in [e for e in errors if e["type"] != "too_short"] or errors:  # a list is cut short at the first wrong element
+        parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in one["loc"] if part not in _TYPES)
+        message = _PLAIN.get(one["type"], one["msg"])
+        found["".join(parts).lstrip(".")] = message[:1].lower() + message[1:]
+    place, message = next(iter(found.items()))
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return f"{shown(place)}: {shown(message)}{more}"
 
 
 def write_json(path: str | os.PathLike[str], content: dict[str, Any], *, what: str) -> None:

@@ -141,3 +141,19 @@ def test_the_checker_counts_copies_apart() -> None:
     assert replayed_peak_bytes(dag, [0, 1, 0, 2, 3]) == 9
     long = general_dag((8, 1, 1, 1), ((), (0,), (1,), (0, 2)), (1,) * 4, 0)
     assert (replayed_peak_bytes(long, range(4)), replayed_peak_bytes(long, [0, 1, 2, 0, 3])) == (10, 10)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [
+        ('[{"size_bytes": 1, "time": -1}]', "nodes[0].time: input should be greater than or equal to 0"),
+        ('[{"size_bytes": 1, "time": "x"}]', "nodes[0].time: input should be a valid number"),
+        ("[]", "nodes: it is too short"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words_of_the_file(nodes: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "graph.json"
+    path.write_text(f'{{"format": "actsolve-dag-1", "nodes": {nodes}, "edges": []}}')
+    with pytest.raises(FileFormatError) as refused:
+        load_dag(path)
+    assert refused.value.why == why

@@ -82,7 +82,7 @@ HOSTILE = {
     "NaN": (b'{"format": NaN}', "NaN is not a number that JSON allows"),
     "Infinity": (b'{"format": Infinity}', "Infinity is not"),
     "minus Infinity": (b'{"format": -Infinity}', "-Infinity is not"),
-    "an integer of 5000 digits": (b'{"format": ' + b"9" * 5000 + b"}", "limit"),
+    "an integer of 5000 digits": (b'{"format": ' + b"9" * 5000 + b"}", "thousands of digits"),
     "two values": (b"{} {}", "not JSON, or cut short: extra data"),
     "a comment": (b"{} // plan", "not JSON, or cut short: extra data"),
     "single quotes": (b"{'format': 1}", "not JSON"),
