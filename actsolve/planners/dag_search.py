@@ -2,7 +2,8 @@
 
 Several ways, each on what the others left:
 
-- *backwards*, of a general graph only: from the last run to the first, the most promising of what may be needed before each.
+- *exhaust*, of a general graph only: all schedules, the cheapest first, where they are few.
+- *backwards*, too: from the last run to the first, the most promising of what may be needed before each.
 - *shake*, too: a few replays of the best schedule are taken away, and what that leaves is made fit again.
 - *prove*: the program that bounds every schedule, with memory counted at a few moments at first, and at more where its schedule
   does not fit. Mostly that ends with a schedule that fits, and meets the bound.
@@ -20,6 +21,7 @@ import numpy as np
 
 from actsolve.dag import Dag
 from actsolve.planners.backwards import Backwards
+from actsolve.planners.exhaustive import exhaustive
 from actsolve.planners.from_nothing import FromNothing, cannot_be_made, is_general
 from actsolve.planners.lp import Array, Limits, Outcome, Solution, solve
 from actsolve.planners.neighbourhood import Neighbourhood
@@ -38,6 +40,7 @@ _REPAIR_S = 1.0
 _SLICE = 0.03  # of the time limit, for one program of those for the bound,
 _SLICE_S = 2.0  # but no less; where that was not enough,
 _LONGER = 1.5  # times as much for the next
+_SMALL, _STATES = 40, 50_000  # nodes of a graph all of whose schedules may be looked at, and states: about a second
 _SHAKEN = 0.05  # of the time limit, for one of several times
 _IMPOSSIBLE_S = 3.0  # to look for a node that cannot be made within the budget
 
@@ -175,6 +178,7 @@ class DagSearch:
 
     def _run_general(self) -> None:
         """Backwards first: that finds in seconds what the programs do not in a minute, the more so where much runs again."""
+        self.exhaust(0.1)
         self.backwards(0.1, first=True)
         if self.best is None:
             self.impossible(0.15)
@@ -187,6 +191,17 @@ class DagSearch:
         self.around(0.9)
         self.prove(0.97)
         self.around(1.0)
+
+    def exhaust(self, share: float) -> None:
+        """Look at all schedules, if they are few."""
+        if self._back is None or self.dag.n_nodes > _SMALL:
+            return
+        found = exhaustive(self._back.nothing, _STATES, time.perf_counter() + self._until(share))
+        self.bound = max(self.bound, found.bound)
+        if found.runs is not None:
+            self.take(self.runner.run(np.array(found.runs, dtype=np.int64)))
+        elif found.proven:
+            self.infeasible = "of all schedules with this order of first runs none fits"
 
     def impossible(self, share: float) -> None:
         """Look for a node that nothing can make within the budget."""
