@@ -18,8 +18,8 @@ from actsolve.graph import Graph, Kind
 from actsolve.graph_file import FORMAT
 from actsolve.graph_plan import GraphPlan, proved
 from actsolve.known_least import known_least, least_budget_known
+from actsolve.not_fitting import baseline_too_large, nothing_fits
 from actsolve.peak import peak_of
-from actsolve.peak_text import kinds_of, largest_of, place_of
 from actsolve.plan import Plan, Status
 from actsolve.planned import Attempt, BaselineResult, Planned
 from actsolve.planners import QUICK, PlannerOptions, plan
@@ -27,7 +27,6 @@ from actsolve.problem import Costs, Problem
 from actsolve.schedule import StepKind
 from actsolve.simulate import Timeline, timeline_of
 from actsolve.static_memory import Reserve, StaticMemory, parse_budget, static_memory
-from actsolve.units import format_bytes
 
 _UNLIMITED = 1 << 62
 _GPU_RESERVE = 0.05  # of the budget, as `optimize` has it for a profile
@@ -199,37 +198,20 @@ def _smallest(start: _Start, options: PlannerOptions) -> tuple[int, Plan]:
 def _nothing_fits(start: _Start, plan: Plan, smallest: tuple[int, Plan]) -> InfeasibleBudget:
     """The error where the planner found nothing, with the smallest budget that a plan was found for."""
     size_bytes, found = smallest
-    attempt, limit_s = start.attempt(plan), start.task.options.time_limit_s
+    attempt = start.attempt(plan)
     static = replace(start.static, reserve=start.reserve.of(size_bytes))  # a share of a larger budget is more
     there = replace(attempt.problem, budget_bytes=size_bytes, static_bytes=static.total_bytes)
-    return _infeasible(
-        replace(attempt, smallest_bytes=size_bytes, smallest_plan=found),
-        timeline_of(there, found),
-        static,
-        "no plan fits {}" if plan.status is Status.INFEASIBLE else f"no plan was found for {{}} in {limit_s:g} s",
-        "the smallest peak found is",
-        f"--mem-budget {size_bytes} ({format_bytes(size_bytes)}), the smallest found to work",
-    )
+    peak = peak_of(timeline_of(there, found), static)
+    attempt = replace(attempt, smallest_bytes=size_bytes, smallest_plan=found, peak=peak)
+    error = nothing_fits(attempt, (), time_limit_s=start.task.options.time_limit_s)
+    error.attempt = graph_plan_of(attempt)
+    return error
 
 
 def _too_large(attempt: Attempt, timeline: Timeline, task: GraphTask) -> InfeasibleBudget:
     """The error for a baseline, which looks at no budget, whose plan does not fit."""
-    what, try_ = f"the plan of {task.planner} does not fit {{}}", "--planner milp, which looks for one that does"
-    return _infeasible(attempt, timeline, attempt.static, what, "its peak is", try_)
-
-
-def _infeasible(
-    attempt: Attempt, timeline: Timeline, static: StaticMemory, what: str, peak_is: str, try_: str
-) -> InfeasibleBudget:
-    peak, budget = peak_of(timeline, static), attempt.problem.budget_bytes
-    error = InfeasibleBudget(
-        what.format(f"{format_bytes(budget)} ({budget} bytes)"),
-        where=place_of(peak),
-        why="\n".join([f"{peak_is} {format_bytes(peak.size_bytes)}: {kinds_of(peak)}", *largest_of(peak)]),
-        try_=try_,
-        smallest_bytes=attempt.smallest_bytes,
-    )
-    error.attempt = graph_plan_of(replace(attempt, peak=peak))
+    error = baseline_too_large(timeline, attempt.static, task.planner)
+    error.attempt = graph_plan_of(replace(attempt, peak=peak_of(timeline, attempt.static)))
     return error
 
 

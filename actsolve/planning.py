@@ -16,9 +16,10 @@ from actsolve.cost.known_links import LinkSpeed
 from actsolve.cost.layout_check import capture_as_laid_out
 from actsolve.cost.link_speed import EMULATED, links_of
 from actsolve.errors import FileFormatError, InfeasibleBudget, UsageError
-from actsolve.infeasible import baseline_too_large, infeasible_budget, loaded_too_large, shortage_of
+from actsolve.infeasible import infeasible_budget, shortage_of
 from actsolve.json_file import shown
 from actsolve.known_least import known_least, least_budget_known
+from actsolve.not_fitting import baseline_too_large, loaded_too_large
 from actsolve.peak import peak_of
 from actsolve.pins import refuse_unknown_modules
 from actsolve.plan import Plan

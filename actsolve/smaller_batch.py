@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from actsolve.errors import ActsolveError, InfeasibleBudget
 from actsolve.graph import Graph
-from actsolve.infeasible import with_remedies
 from actsolve.known_least import least_budget_known
+from actsolve.not_fitting import nothing_fits
 from actsolve.plan import Plan
 from actsolve.planned import Attempt
 from actsolve.planning import Listener, prepare
@@ -79,7 +79,7 @@ def _with(attempt: Attempt, remedy: Remedy | None, settings: Settings) -> Infeas
     others = [r for r in attempt.remedies if r != SMALLER_BATCH]
     if remedy is not None:
         others.insert(0 if remedy.fits else len(others), remedy)
-    return with_remedies(attempt, others, time_limit_s=settings.time_limit_s)
+    return nothing_fits(attempt, others, time_limit_s=settings.time_limit_s)
 
 
 def _remedy(found: Largest) -> Remedy:

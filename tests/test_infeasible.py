@@ -15,7 +15,8 @@ from test_plan_text import PROBLEM, planned
 
 from actsolve.errors import InfeasibleBudget
 from actsolve.graph import Graph, Kind, Op, Phase, Value
-from actsolve.infeasible import infeasible_budget, loaded_too_large, shortage_of
+from actsolve.infeasible import infeasible_budget, shortage_of
+from actsolve.not_fitting import loaded_too_large
 from actsolve.peak import bytes_at_peak, loss_values, peak_of
 from actsolve.plan import Copies, Plan, Status
 from actsolve.planned import Attempt
