@@ -17,8 +17,8 @@ class Costs:
 
     Attributes:
         seconds: Per op: one run.
-        replay_seconds: Per op: one replay. Equal to `seconds` but for random ops, whose RNG state is
-            saved, set and restored around a replay.
+        replay_seconds: Per op: one replay. Equal to `seconds` but for random ops, whose RNG state is saved in the forward
+            for it, and set and restored around it.
         workspace_bytes: Per op: the most that it allocates at once beyond its outputs.
         source: Where the figures come from, for reports: "measured on ..." or a profile's name.
         unknown: Names of ops whose cost is not known and was taken as that of their bytes alone.

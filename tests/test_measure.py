@@ -238,7 +238,7 @@ def test_random_ops_cost_more_to_replay_and_leave_the_generator_alone() -> None:
     before = torch.get_rng_state()
     costs = measure_costs(graph, [None, *nodes])
     assert torch.equal(torch.get_rng_state(), before)
-    assert 0 < costs.seconds[0] < 1e-3
+    assert costs.seconds[0] == 0.0  # what it takes is the replay's to pay
     assert costs.seconds[1] < costs.replay_seconds[1] < costs.seconds[1] + 1e-3
 
 

@@ -22,6 +22,7 @@ from actsolve.planned import Attempt, Planned
 from actsolve.planners import PLANNERS, PlannerOptions
 from actsolve.planning import Listener, attempts, plan_training_step, planned_from_file, prepare
 from actsolve.problem import Problem
+from actsolve.schedule import StepKind
 from actsolve.settings import Settings
 from actsolve.static_memory import Reserve
 from actsolve.training_step import TrainingStep
@@ -295,3 +296,14 @@ def test_a_reserve_leaves_room_for_what_is_needed() -> None:
             budget = reserve.budget_for(needed)
             assert budget - reserve.of(budget) >= needed
             assert budget == 0 or budget - 1 - reserve.of(budget - 1) < needed
+
+
+@pytest.mark.parametrize("hardware", ["a100", "auto"])
+def test_what_a_plan_takes_longer_is_its_replays_and_stalls(hardware: str) -> None:
+    """Also where random ops are replayed: to save a generator's state is theirs to pay."""
+    layers = [layer for _ in range(3) for layer in (torch.nn.Linear(64, 64), torch.nn.Dropout(0.1), torch.nn.GELU())]
+    step = TrainingStep(torch.nn.Sequential(*layers), (torch.randn(256, 64),), loss_fn=lambda y: y.square().mean())
+    planned = plan_training_step(step, "min", replace(FAST, hardware=hardware, host_budget_bytes=0, time_limit_s=1.0))[1]
+    replayed = [planned.graph.ops[s.op] for s in planned.schedule.steps if s.op is not None and s.kind is StepKind.REPLAY]
+    assert any(op.random for op in replayed)
+    assert planned.objective_s == pytest.approx(planned.timeline.extra_s, abs=1e-12) and planned.objective_s > 0

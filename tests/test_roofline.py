@@ -9,7 +9,6 @@ from actsolve.cost.roofline import (
     LAUNCH_S,
     MEMORY_BOUND_FLOPS_PER_BYTE,
     RNG_RESTORE_S,
-    RNG_STATE_S,
     compute_dtype,
     moved_bytes,
     roofline_costs,
@@ -67,7 +66,7 @@ def test_empty_moves_nothing() -> None:
 
 def test_rng_state_and_random_ops() -> None:
     graph = one_op(RNG_STATE_TARGET, [], [(5056, "uint8")])
-    assert seconds(graph) == RNG_STATE_S
+    assert seconds(graph) == 0.0  # what it takes is the replay's to pay
     graph = one_op("aten.native_dropout.default", [(4000, "float32")], [(4000, "float32")], flops=2000, random=True)
     costs = roofline_costs(graph, A100)
     assert costs.replay_seconds[0] == pytest.approx(costs.seconds[0] + RNG_RESTORE_S)

@@ -78,11 +78,10 @@ def _costs(
     graph: Graph, nodes: Sequence[Node | None], known: Mapping[str, Measured], failed: Mapping[str, str], main: torch.device
 ) -> Costs:
     seconds, replay_seconds, workspace_bytes, unknown = [], [], [], []
-    drawn_from = _generator_devices(graph, nodes)
-    for index, (op, node) in enumerate(zip(graph.ops, nodes, strict=True)):
-        device = drawn_from.get(index, main) if node is None else _device_of(node)
+    for op, node in zip(graph.ops, nodes, strict=True):
+        device = main if node is None else _device_of(node)
         if node is None:
-            figures = known[f"{_GET_STATE}@{device.type}"]
+            figures = Measured(seconds=0.0)  # a state is saved for a replay, which pays for it
         elif op.signature in failed:
             copy_s = known[f"{_COPY}@{device.type}"].seconds
             figures = Measured(seconds=moved_bytes(graph, op) * copy_s / (2 * COPY_BYTES) + _LAUNCH_S)
@@ -90,7 +89,7 @@ def _costs(
             logger.warning("%s cannot be measured alone (%s) and is costed by its bytes", op.name, failed[op.signature])
         else:
             figures = known[op.signature]
-        restore_s = known[f"{_RESTORE_STATE}@{device.type}"].seconds if op.random else 0.0
+        restore_s = sum(known[f"{name}@{device.type}"].seconds for name in (_GET_STATE, _RESTORE_STATE)) if op.random else 0.0
         seconds.append(figures.seconds)
         replay_seconds.append(figures.seconds + restore_s)
         workspace_bytes.append(figures.workspace_bytes)
@@ -212,17 +211,6 @@ def _device_of(node: Node) -> torch.device:
     """Where ``node`` runs: the device of its result, or of what it reads."""
     tensors = [*_tensors(node), *(t for n in node.all_input_nodes for t in _tensors(n))]
     return tensors[0].device if tensors else torch.device("cpu")
-
-
-def _generator_devices(graph: Graph, nodes: Sequence[Node | None]) -> dict[int, torch.device]:
-    """Per ``actsolve.rng_state`` op: the device of the random op whose state it saves."""
-    devices: dict[int, torch.device] = {}
-    for op, node in zip(graph.ops, nodes, strict=True):
-        for value in op.replay_inputs:
-            producer = graph.values[value].producer
-            if node is not None and producer is not None:
-                devices[producer] = _device_of(node)
-    return devices
 
 
 def _first_line(error: Exception) -> str:

@@ -17,11 +17,9 @@ from actsolve.problem import Costs
 LAUNCH_S = 3e-6
 """Seconds of launching one kernel: a few us on every CUDA device; the prototype's figure (DESIGN.md, section 4)."""
 
-RNG_STATE_S = 2e-6
-"""Seconds of saving a generator's state: a seed and an offset on CUDA, 5 KB on CPU, where it takes 1 to 2 us."""
-
-RNG_RESTORE_S = 10e-6
-"""Seconds that a replay of a random op takes besides the op: save the state, set the saved one, and set the first back."""
+RNG_RESTORE_S = 12e-6
+"""Seconds that a replay of a random op takes besides the op: save the state in the forward, for only then is it saved at all; and
+there save the state of then, set the saved one, and set the first back. A state is a seed and an offset on CUDA, 5 KB on CPU."""
 
 MEMORY_BOUND_FLOPS_PER_BYTE = 4
 """At or below this an op is bound by memory on every listed device: the A100 does 8.5 fp32 FLOPs a byte, all others more."""
@@ -89,7 +87,7 @@ def _op_seconds(
 ) -> float:
     """Return the seconds of one run, adding to ``rates`` the FLOP rate that was looked up, by dtype."""
     if op.target == RNG_STATE_TARGET:
-        return RNG_STATE_S
+        return 0.0  # it is the replay's to pay
     size_bytes = moved_bytes(graph, op)
     memory_s = size_bytes / memory.per_s
     if not op.flops or op.flops <= MEMORY_BOUND_FLOPS_PER_BYTE * size_bytes:
