@@ -86,3 +86,18 @@ def test_a_state_that_nobody_reads_takes_nothing() -> None:
                 assert planned.status is not Status.INFEASIBLE
             found += planned.found
     assert found > 8
+
+
+def test_no_baseline_is_ever_better_though_there_is_no_time() -> None:
+    """Also those that are slow, and not begun from; PyTorch's own where there is a traced model to ask."""
+    better = 0
+    for seed in range(40):
+        problem = random_problem(seed, 7)
+        options = PlannerOptions(time_limit_s=0.0, torch_saved=lambda share, p=problem: frozenset(sorted(p.graph.decidable)[1:]))
+        ours = plan(problem, "milp", options)
+        for name in ("chen_greedy", "treeverse", "torch_budget", "rotor", "greedy", "sqrt_l", "per_layer"):
+            other = plan(problem, name, options)
+            if other.found and (timeline := timeline_of(problem, other)).fits:
+                assert ours.found and timeline_of(problem, ours).extra_s <= timeline.extra_s + 1e-9, (seed, name)
+                better += timeline_of(problem, ours).extra_s < timeline.extra_s - 1e-9
+    assert better > 10

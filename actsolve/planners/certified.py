@@ -12,7 +12,7 @@ where nothing fits without them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy as np
 from actsolve.check import check
 from actsolve.dag import dag_of
 from actsolve.plan import Plan, Status
+from actsolve.planners.chen_greedy import chen_greedy
 from actsolve.planners.dag_search import DagSearch, too_large
 from actsolve.planners.greedy import greedy
 from actsolve.planners.keep_all import keep_all
@@ -29,6 +30,8 @@ from actsolve.planners.options import PlannerOptions
 from actsolve.planners.rotor import rotor
 from actsolve.planners.selective import selective
 from actsolve.planners.sequence import Ints, Sequence
+from actsolve.planners.torch_budget import torch_budget
+from actsolve.planners.treeverse import treeverse
 from actsolve.problem import Problem
 from actsolve.replays import replays_in_forward, replays_of, saved_by
 from actsolve.schedule import Schedule, StepKind
@@ -75,6 +78,9 @@ def certified(problem: Problem, options: PlannerOptions | None = None) -> Plan:
             _only_recompute(best)
         else:
             _prove(best)
+        if best.result().status in (Status.FEASIBLE, Status.UNKNOWN):
+            for rule in _slower_rules(problem):
+                best.take(_unproven(rule(problem, options)))
     except KeyboardInterrupt:  # between two solves: the solver itself returns what it has
         if best.plan is None:
             raise
@@ -99,6 +105,11 @@ def _seeds(problem: Problem, options: PlannerOptions) -> Iterable[Plan]:
     honoured = not problem.pinned_keep and not problem.pinned_recompute
     quick = (rotor, selective) if len(problem.graph.ops) > _TOO_MANY else (rotor, greedy, selective)
     return (b(problem, options) for b in quick) if honoured else ()
+
+
+def _slower_rules(problem: Problem) -> tuple[Callable[[Problem, PlannerOptions], Plan], ...]:
+    """Baselines that take seconds on a large model: looked at where nothing is proven, so that none of them is ever better."""
+    return () if problem.pinned_keep or problem.pinned_recompute else (chen_greedy, treeverse, torch_budget)
 
 
 class _Best:
