@@ -17,7 +17,7 @@ from actsolve.errors import InfeasibleBudget, UsageError
 from actsolve.graph import Graph, Kind
 from actsolve.graph_file import FORMAT
 from actsolve.graph_plan import GraphPlan, proved
-from actsolve.known_least import known_least, least_budget_known
+from actsolve.known_least import from_known, least_budget_known
 from actsolve.not_fitting import baseline_too_large, nothing_fits
 from actsolve.peak import peak_of
 from actsolve.plan import Plan, Status
@@ -26,10 +26,9 @@ from actsolve.planners import QUICK, PlannerOptions, plan
 from actsolve.problem import Costs, Problem
 from actsolve.schedule import StepKind
 from actsolve.simulate import Timeline, timeline_of
-from actsolve.static_memory import Reserve, StaticMemory, parse_budget, static_memory
+from actsolve.static_memory import GPU_RESERVE, Reserve, StaticMemory, parse_budget, static_memory
+from actsolve.units import MAX_BYTES
 
-_UNLIMITED = 1 << 62
-_GPU_RESERVE = 0.05  # of the budget, as `optimize` has it for a profile
 _NO_LINK = Known(missing="Nothing is offloaded: a graph file has no link; --h2d and --d2h give one, or --hardware.")
 
 
@@ -100,7 +99,7 @@ class GraphTask:
             return Reserve()
         if self.reserve_bytes is not None:
             return Reserve(size_bytes=self.reserve_bytes)
-        return Reserve(share=_GPU_RESERVE if costs.source.startswith("roofline") else 0.0)
+        return Reserve(share=GPU_RESERVE if costs.source.startswith("roofline") else 0.0)
 
 
 def plan_graph_within(task: GraphTask, mem_budget: str) -> Planned:
@@ -116,10 +115,9 @@ def plan_graph_within(task: GraphTask, mem_budget: str) -> Planned:
         SolverError: the solver asked for is missing or fails.
     """
     start = _prepared(task, mem_budget)
-    known = known_least(start.problem)
-    options = replace(task.options, seeds=start.seeds if known is None else (*start.seeds, known))
+    options = replace(task.options, seeds=start.seeds)
     task.stage(f"planning by {task.planner}")
-    found = plan(start.problem, task.planner, options)
+    found = plan(start.problem, task.planner, options if task.planner != "milp" else from_known(start.problem, options))
     if not found.found and task.planner != "milp":
         raise UsageError(f"the planner {task.planner} does not apply here", why=found.note, try_="another planner")
     if not found.found:
@@ -172,7 +170,7 @@ def _prepared(task: GraphTask, mem_budget: str) -> _Start:
     static = static_memory(graph, memory, given_bytes=task.static_bytes)
     host = None if link.links is None else task.host_budget_bytes
     problem = Problem(
-        graph, costs, _UNLIMITED, static.total_bytes, memory.temporary_bytes, links=link.links, host_budget_bytes=host
+        graph, costs, MAX_BYTES, static.total_bytes, memory.temporary_bytes, links=link.links, host_budget_bytes=host
     )
     start = _Start(task, problem, static, task.reserve(costs), link)
     if budget.is_smallest:

@@ -42,12 +42,17 @@ class _File(FileModel):
 
 def least_budget_known(problem: Problem, options: PlannerOptions) -> tuple[int, Plan]:
     """Return the smallest budget found, now or before, in bytes, and a plan that meets it; otherwise as `least_budget`."""
-    known = known_least(problem)
-    seeds = options.seeds if known is None else (*options.seeds, known)
-    found_bytes, found = least_budget(problem, replace(options, seeds=seeds))
-    if known is None or found_bytes < timeline_of(problem, known).peak_bytes:
+    begun = from_known(problem, options)
+    found_bytes, found = least_budget(problem, begun)
+    if begun is options or found_bytes < timeline_of(problem, begun.seeds[-1]).peak_bytes:
         _keep(problem, found)
     return found_bytes, found
+
+
+def from_known(problem: Problem, options: PlannerOptions) -> PlannerOptions:
+    """Return ``options`` with the plan of least memory that was found before as its last seed; as they are if there is none."""
+    known = known_least(problem)
+    return options if known is None else replace(options, seeds=(*options.seeds, known))
 
 
 def known_least(problem: Problem) -> Plan | None:

@@ -18,7 +18,7 @@ from actsolve.cost.link_speed import EMULATED, links_of
 from actsolve.errors import FileFormatError, InfeasibleBudget, UsageError
 from actsolve.infeasible import infeasible_budget, shortage_of
 from actsolve.json_file import shown
-from actsolve.known_least import known_least, least_budget_known
+from actsolve.known_least import from_known, least_budget_known
 from actsolve.not_fitting import baseline_too_large, loaded_too_large
 from actsolve.peak import peak_of
 from actsolve.pins import refuse_unknown_modules
@@ -217,7 +217,7 @@ def planned_by(
     problem, static, reserve = prepared.problem, prepared.static, prepared.reserve
     options = _options(prepared, settings, listener)
     listener.stage(f"planning by {planner}")
-    found = plan(problem, planner, options)
+    found = plan(problem, planner, options if planner in BASELINES else from_known(problem, options))
     if planner in BASELINES and not found.found:
         try_ = "--h2d and --d2h, or another planner" if planner.startswith("offload") else "another planner"
         raise UsageError(f"the planner {planner} does not apply here", why=found.note, try_=try_)
@@ -264,9 +264,7 @@ def attempts(prepared: Prepared, settings: Settings, *, listener: Listener | Non
 
 def _options(prepared: Prepared, settings: Settings, listener: Listener) -> PlannerOptions:
     options = settings.planner_options(listener.solving)
-    known = known_least(prepared.problem)
-    seeds = prepared.seeds if known is None else (*prepared.seeds, known)
-    return replace(options, seeds=seeds, torch_saved=saved_by_torch(prepared.captured))
+    return replace(options, seeds=prepared.seeds, torch_saved=saved_by_torch(prepared.captured))
 
 
 def planned_from_file(

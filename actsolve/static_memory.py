@@ -10,6 +10,8 @@ from actsolve.errors import UsageError
 from actsolve.graph import Graph, Kind
 from actsolve.units import MAX_BYTES, cut, parse_bytes
 
+GPU_RESERVE = 0.05  # of the budget, for what the caching allocator cannot use
+
 
 @dataclass(frozen=True)
 class OptimizerMemory:

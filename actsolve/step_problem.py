@@ -17,11 +17,9 @@ from actsolve.links import Links
 from actsolve.pins import pinned_values
 from actsolve.problem import Costs, Problem
 from actsolve.settings import Settings
-from actsolve.static_memory import Reserve, StaticMemory, sharded, static_memory
+from actsolve.static_memory import GPU_RESERVE, Reserve, StaticMemory, sharded, static_memory
 from actsolve.training_step import TrainingStep
 from actsolve.units import MAX_BYTES
-
-_CUDA_RESERVE = 0.05  # of the budget, for what the caching allocator cannot use
 
 
 def costs_of(captured: Captured, hardware: str, measuring: Callable[[int, int], None] | None = None) -> Costs:
@@ -88,7 +86,7 @@ def reserve_of(step: TrainingStep, settings: Settings) -> Reserve:
     if settings.reserve_bytes is not None:
         return Reserve(size_bytes=settings.reserve_bytes)
     devices = {p.device.type for p in step.model.parameters()}
-    return Reserve(share=_CUDA_RESERVE) if "cuda" in devices or settings.hardware != "auto" else Reserve()
+    return Reserve(share=GPU_RESERVE) if "cuda" in devices or settings.hardware != "auto" else Reserve()
 
 
 def loss_inside(step: TrainingStep, captured: Captured) -> bool:
