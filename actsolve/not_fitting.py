@@ -22,7 +22,7 @@ def nothing_fits(attempt: Attempt, helps: Sequence[Remedy], *, time_limit_s: flo
     """Return the error of an attempt that found nothing, but the smallest budget that works, with these remedies."""
     problem, peak, smallest_bytes = attempt.problem, attempt.peak, attempt.smallest_bytes
     assert peak is not None and smallest_bytes is not None
-    budget = f"{format_bytes(problem.budget_bytes)} ({problem.budget_bytes} bytes)"
+    budget = _in_bytes(problem.budget_bytes)
     proven = attempt.plan.status is Status.INFEASIBLE or problem.budget_bytes < problem.static_bytes
     what = f"no plan fits {budget}" if proven else f"no plan was found for {budget} in {time_limit_s:g} s"
     smallest = f"--mem-budget {smallest_bytes} ({format_bytes(smallest_bytes)}), the smallest found to work"
@@ -39,14 +39,8 @@ def nothing_fits(attempt: Attempt, helps: Sequence[Remedy], *, time_limit_s: flo
 
 def baseline_too_large(timeline: Timeline, static: StaticMemory, name: str) -> InfeasibleBudget:
     """Return the error for a baseline, which looks at no budget, whose plan does not fit."""
-    problem, peak = timeline.problem, peak_of(timeline, static)
-    budget = f"{format_bytes(problem.budget_bytes)} ({problem.budget_bytes} bytes)"
-    return InfeasibleBudget(
-        f"the plan of {name} does not fit {budget}",
-        where=_place_of(peak),
-        why=f"its peak is {format_bytes(peak.size_bytes)}: {_kinds_of(peak)}",
-        try_="--planner milp, which looks for one that does",
-    )
+    what = f"the plan of {name} does not fit {_in_bytes(timeline.problem.budget_bytes)}"
+    return _too_large(what, peak_of(timeline, static), "--planner milp, which looks for one that does")
 
 
 def loaded_too_large(timeline: Timeline, static: StaticMemory) -> InfeasibleBudget:
@@ -55,18 +49,21 @@ def loaded_too_large(timeline: Timeline, static: StaticMemory) -> InfeasibleBudg
     host = problem.host_budget_bytes
     if host is not None and timeline.host_peak_bytes > host:
         return InfeasibleBudget(
-            f"the loaded plan does not fit {format_bytes(host)} ({host} bytes) of host memory here",
+            f"the loaded plan does not fit {_in_bytes(host)} of host memory here",
             why=f"it offloads {format_bytes(timeline.host_peak_bytes)}",
             try_=f"--host-budget {timeline.host_peak_bytes} if that much can be had, or plan again here",
         )
-    peak = peak_of(timeline, static)
-    budget = f"{format_bytes(problem.budget_bytes)} ({problem.budget_bytes} bytes)"
-    return InfeasibleBudget(
-        f"the loaded plan does not fit {budget} here",
-        where=_place_of(peak),
-        why=f"its peak is {format_bytes(peak.size_bytes)}: {_kinds_of(peak)}",
-        try_="plan again here, or with the optimizer and options that the plan was made with",
-    )
+    try_ = "plan again here, or with the optimizer and options that the plan was made with"
+    return _too_large(f"the loaded plan does not fit {_in_bytes(problem.budget_bytes)} here", peak_of(timeline, static), try_)
+
+
+def _too_large(what: str, peak: Peak, try_: str) -> InfeasibleBudget:
+    why = f"its peak is {format_bytes(peak.size_bytes)}: {_kinds_of(peak)}"
+    return InfeasibleBudget(what, where=_place_of(peak), why=why, try_=try_)
+
+
+def _in_bytes(size_bytes: int) -> str:
+    return f"{format_bytes(size_bytes)} ({size_bytes} bytes)"
 
 
 def _place_of(peak: Peak) -> str:

@@ -183,9 +183,7 @@ def _host_memory(shortage: Shortage) -> Iterator[Remedy]:
     if problem.links is None and _idle_bytes(shortage.timeline) < _WORTHWHILE * shortage.timeline.peak_bytes:
         return
     problem = replace(problem, links=problem.links or _ANY_LINKS, host_budget_bytes=None)
-    options = settings.planner_options()
-    seeded = replace(options, time_limit_s=min(_SEARCH_S, options.time_limit_s), seeds=(shortage.plan,))
-    peak_bytes, plan = smallest_budget(problem, seeded)
+    peak_bytes, plan = _smallest(problem, settings, shortage.plan)
     host_bytes = timeline_of(problem, plan).host_peak_bytes
     if not host_bytes:
         return
@@ -205,10 +203,15 @@ def _without_pins(shortage: Shortage) -> Iterator[Remedy]:
     settings = shortage.settings
     if settings.pinned:
         free = replace(shortage.unreserved, pinned_keep=frozenset(), pinned_recompute=frozenset())
-        options = settings.planner_options()
-        peak_bytes, _ = smallest_budget(free, replace(options, time_limit_s=min(_SEARCH_S, options.time_limit_s)))
-        flags = " and ".join(f"--{name}" for name in settings.pinned.split(" and "))
-        yield _remedy(shortage, f"no {flags}", peak_bytes, "the planner then decides about these modules too")
+        peak_bytes, _ = _smallest(free, settings)
+        flags = settings.pinned.replace(" and ", " and --")
+        yield _remedy(shortage, f"no --{flags}", peak_bytes, "the planner then decides about these modules too")
+
+
+def _smallest(problem: Problem, settings: Settings, *seeds: Plan) -> tuple[int, Plan]:
+    """Return the smallest budget found in a few seconds, and its plan."""
+    options = settings.planner_options()
+    return smallest_budget(problem, replace(options, time_limit_s=min(_SEARCH_S, options.time_limit_s), seeds=seeds))
 
 
 def _without_reserve(shortage: Shortage) -> Iterator[Remedy]:
