@@ -57,6 +57,11 @@ class Dag:
     def n_nodes(self) -> int:
         return len(self.makes)
 
+    @property
+    def replays_in_forward(self) -> bool:
+        """Whether nodes of the forward may run again before it ends."""
+        return self.replay_from < self.n_forward
+
     @cached_property
     def maker(self) -> tuple[int, ...]:
         """Per value, the node that makes it."""

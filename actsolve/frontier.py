@@ -226,10 +226,10 @@ def consistent(points: Iterable[Point], gap: float) -> tuple[Point, ...]:
         larger = back[-1] if back else None
         plan, bound_s = point.planned.plan, point.own_bound_s
         in_forward = point.planned.forward_replays > 0  # then what is proven of replays in the backward says nothing of it
-        if is_refuted(bound_s, point.planned, gap) or (in_forward and not plan.bounds_forward):
-            bound_s = None
         if in_forward and not plan.bounds_forward:
-            plan = replace(plan, global_bound_s=None)
+            plan, bound_s = replace(plan, global_bound_s=None), None
+        elif is_refuted(bound_s, point.planned, gap):
+            bound_s = None
         if _above(plan.global_bound_s, bound_s):
             bound_s = point.planned.global_bound_s
         at_bytes = None if bound_s is None else point.budget_bytes

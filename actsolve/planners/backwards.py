@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from actsolve.planners.from_nothing import FromNothing, bits
+from actsolve.planners.lp import INFINITY, Array
 
 _POPPED = 20  # times the width: as many needs are looked at before one first run
 _CHECKED = 30  # needs of the search for whether one can be made,
@@ -27,9 +27,6 @@ _PRICES = (2.0, 8.0, 32.0)  # each was best for some graph and budget
 _SWEEPS = [(w, p, False) for w in _WIDTHS[:3] for p in _PRICES]
 _SWEEPS += [(w, p, True) for w in _WIDTHS[:2] for p in (_PRICES[0], _PRICES[-1])]
 _SWEEPS += [(w, p, False) for w in _WIDTHS[3:] for p in _PRICES]
-
-INFINITY = float("inf")
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +46,7 @@ class Need:
     number: int
     cost: float
     values: int
-    load: Floats
+    load: Array
     then: tuple[int, Need] | None
 
     def __lt__(self, other: Need) -> bool:
@@ -193,7 +190,7 @@ class Backwards:
         values = (need.values | self.nothing.reads[u]) & ~(1 << u)
         return self._need(need.cost + self.dag.time[u], values, load, node, (u, need))
 
-    def _need(self, cost: float, values: int, load: Floats, node: int, then: tuple[int, Need]) -> Need:
+    def _need(self, cost: float, values: int, load: Array, node: int, then: tuple[int, Need]) -> Need:
         over = load[:node] - self.dag.budget_bytes
         self._number += 1
         return Need(cost + self._price * float(over[over > 0].sum()), self._number, cost, values, load, then)

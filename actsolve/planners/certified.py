@@ -248,7 +248,7 @@ def _searched(best: _Best, *, anywhere: bool) -> DagSearch | None:
 
 def _conclude(best: _Best, search: DagSearch) -> None:
     """Take what ``search`` found, and what it proved."""
-    anywhere = search.dag.replay_from < search.dag.n_forward
+    anywhere = search.dag.replays_in_forward
     if search.infeasible:
         unknown = Plan("milp", status=Status.UNKNOWN, note="nothing fits that replays in the backward alone")
         best.nothing = Plan("milp", status=Status.INFEASIBLE, note=search.infeasible) if anywhere else unknown
@@ -277,8 +277,7 @@ def _search(problem: Problem, best: _Best, time_limit_s: float, *, anywhere: boo
 
 def _begin_from_best(search: DagSearch, best: _Best) -> None:
     """Let ``search`` take the best plan, if that is one of the schedules that it is a search among."""
-    anywhere = search.dag.replay_from < search.dag.n_forward
-    if best.timeline is not None and not best.timeline.copies and (anywhere or not best.replays_in_forward):
+    if best.timeline is not None and not best.timeline.copies and (search.dag.replays_in_forward or not best.replays_in_forward):
         search.take(search.runner.run(nodes_of(best.problem, best.timeline.schedule)))
 
 

@@ -167,7 +167,7 @@ class DagSearch:
         if self.done or not self.moments:
             return
         if self._back is not None:
-            self._run_general()
+            self._run_general(self._back)
             return
         self.prove(0.3)
         self.whole(_WIDTHS[0], 0.45)
@@ -176,15 +176,15 @@ class DagSearch:
         self.prove(0.9)
         self.around(1.0)
 
-    def _run_general(self) -> None:
+    def _run_general(self, back: Backwards) -> None:
         """Backwards first: that finds in seconds what the programs do not in a minute, the more so where much runs again."""
-        self.exhaust(0.1)
-        self.backwards(0.1, first=True)
+        self.exhaust(back, 0.1)
+        self.backwards(back, 0.1, first=True)
         if self.best is None:
-            self.impossible(0.15)
-        self.backwards(0.25, first=True)
+            self.impossible(back, 0.15)
+        self.backwards(back, 0.25, first=True)
         self.prove(0.4)
-        self.backwards(0.7)
+        self.backwards(back, 0.7)
         if self.best is None:
             self.whole(_WIDTHS[0], 0.8)
             self.whole(_WIDTHS[1], 0.85)
@@ -192,39 +192,35 @@ class DagSearch:
         self.prove(0.97)
         self.around(1.0)
 
-    def exhaust(self, share: float) -> None:
+    def exhaust(self, back: Backwards, share: float) -> None:
         """Look at all schedules, if they are few."""
-        if self._back is None or self.dag.n_nodes > _SMALL:
+        if self.dag.n_nodes > _SMALL:
             return
-        found = exhaustive(self._back.nothing, _STATES, time.perf_counter() + self._until(share))
+        found = exhaustive(back.nothing, _STATES, time.perf_counter() + self._until(share))
         self.bound = max(self.bound, found.bound)
         if found.runs is not None:
             self.take(self.runner.run(np.array(found.runs, dtype=np.int64)))
         elif found.proven:
             self.infeasible = "of all schedules with this order of first runs none fits"
 
-    def impossible(self, share: float) -> None:
+    def impossible(self, back: Backwards, share: float) -> None:
         """Look for a node that nothing can make within the budget."""
-        if self._back is not None:
-            until = time.perf_counter() + min(_IMPOSSIBLE_S, self._until(share))
-            node = cannot_be_made(self._back.nothing, until)
-            if node is not None:
-                self.infeasible = f"to make what {self.dag.names[node]} reads takes more, whatever runs again"
+        node = cannot_be_made(back.nothing, time.perf_counter() + min(_IMPOSSIBLE_S, self._until(share)))
+        if node is not None:
+            self.infeasible = f"to make what {self.dag.names[node]} reads takes more, whatever runs again"
 
-    def backwards(self, share: float, *, first: bool = False) -> None:
+    def backwards(self, back: Backwards, share: float, *, first: bool = False) -> None:
         """Look for schedules from their end, among more and more, until one is near the bound; or for the ``first`` that fits."""
-        if self._back is None:
-            return
         if self.best is not None:
-            self._back.start(self.best.nodes.tolist())
-        while not self.done and self._until(share) > 0 and not self._back.exhausted and not (first and self.best):
-            self._back.improve(time.perf_counter() + self._until(share), 0.06 * self.options.time_limit_s)
-            if self._back.best:
-                self.take(self.runner.run(np.array(self._back.best, dtype=np.int64)))
+            back.start(self.best.nodes.tolist())
+        while not self.done and self._until(share) > 0 and not back.exhausted and not (first and self.best):
+            back.improve(time.perf_counter() + self._until(share), 0.06 * self.options.time_limit_s)
+            if back.best:
+                self.take(self.runner.run(np.array(back.best, dtype=np.int64)))
                 if not first:  # what may be optimal is proven first
                     self.shake(share)
                 if self.best is not None:
-                    self._back.start(self.best.nodes.tolist())
+                    back.start(self.best.nodes.tolist())
 
     def shake(self, share: float) -> None:
         """Improve the best schedule for a while, a few replays at a time."""
