@@ -51,6 +51,8 @@ _COLUMNS = 150_000  # a program over segments that would be larger is not begun
 _TOO_MANY = 10_000  # ops for the greedy planner, which takes minutes on 20,000
 _EPSILON_S = 1e-9
 
+Rule = Callable[[Problem, PlannerOptions], Plan]
+
 
 def certified(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     """Return the plan that takes the least time within the budget, to within the gap, and what is proven of it.
@@ -62,8 +64,12 @@ def certified(problem: Problem, options: PlannerOptions | None = None) -> Plan:
         UsageError: a pin cannot be honoured.
         SolverError: the solver asked for is missing or fails.
     """
-    options = options or PlannerOptions()
     check_pins(problem)
+    return _certified(problem, options or PlannerOptions(), _slower_rules(problem))
+
+
+def _certified(problem: Problem, options: PlannerOptions, rules: Iterable[Rule]) -> Plan:
+    """Return the plan; ``rules`` are looked at where nothing is proven."""
     best = _Best(problem, options)
     if best.keeps_all:  # no schedule takes less
         return replace(milp(problem, options), global_bound_s=0.0, bounds_forward=True)
@@ -79,7 +85,7 @@ def certified(problem: Problem, options: PlannerOptions | None = None) -> Plan:
         else:
             _prove(best)
         if best.result().status in (Status.FEASIBLE, Status.UNKNOWN):
-            for rule in _slower_rules(problem):
+            for rule in rules:
                 best.take(_unproven(rule(problem, options)))
     except KeyboardInterrupt:  # between two solves: the solver itself returns what it has
         if best.plan is None:
@@ -107,7 +113,7 @@ def _seeds(problem: Problem, options: PlannerOptions) -> Iterable[Plan]:
     return (b(problem, options) for b in quick) if honoured else ()
 
 
-def _slower_rules(problem: Problem) -> tuple[Callable[[Problem, PlannerOptions], Plan], ...]:
+def _slower_rules(problem: Problem) -> tuple[Rule, ...]:
     """Baselines that take seconds on a large model: looked at where nothing is proven, so that none of them is ever better."""
     return () if problem.pinned_keep or problem.pinned_recompute else (chen_greedy, treeverse, torch_budget)
 
@@ -195,7 +201,7 @@ def _only_recompute(best: _Best) -> None:
     if plan.status is not Status.OPTIMAL and left_s > 0:
         known = best.options.seeds if best.plan is None else (*best.options.seeds, best.plan)
         seeds = tuple(seed for seed in known if not seed.offloaded)
-        alone = certified(problem, replace(best.options, time_limit_s=left_s, seeds=seeds))
+        alone = _certified(problem, replace(best.options, time_limit_s=left_s, seeds=seeds), ())  # the rules are still to come
         if alone.found:  # what was proven without links, be it that nothing fits, says nothing here
             best.take(_unproven(alone))
 
