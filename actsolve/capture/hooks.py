@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules import module as nn_module
+from torch.nn.parameter import is_lazy
 
 from actsolve.errors import CaptureError
 
@@ -47,7 +48,14 @@ def _with_hooks(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
 
 
 def refuse_hooks(module: torch.nn.Module, *, loss_inside: bool) -> None:
-    """Raise if a hook would not run at each step."""
+    """Raise if a hook would not run at each step, or a module has yet to make its parameters in one."""
+    for path, child in module.named_modules():
+        if any(map(is_lazy, (*child._parameters.values(), *child._buffers.values()))):
+            raise CaptureError(
+                f"{path or 'the module'} ({type(child).__name__}) has no parameters yet",
+                why="a lazy module makes them in its first call",
+                try_="call the module once before optimizing it",
+            )
     for path, kind, hook in hooks_inside(module, loss_inside=loss_inside):
         what = kind.removeprefix("_global_").removeprefix("_").removesuffix("s").replace("_", " ")
         raise CaptureError(

@@ -7,6 +7,7 @@ import pickle
 import random
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,7 +17,7 @@ import torch.random
 from actsolve.errors import CaptureError
 
 _SEEDERS = ("manual_seed", "seed", "set_rng_state")
-_TORCH_ITSELF = "_dynamo/utils.py"  # sets the state back after a trace
+_TORCH_ITSELF = str(Path(torch.__file__).parent / "_dynamo")  # sets the state back after a trace
 
 
 @contextlib.contextmanager
@@ -49,7 +50,7 @@ def only_in_graph() -> Iterator[None]:
 
 def _refusing(setter: Any) -> Any:
     def refuse(*args: Any) -> Any:
-        if sys._getframe(1).f_code.co_filename.endswith(_TORCH_ITSELF):
+        if sys._getframe(1).f_code.co_filename.startswith(_TORCH_ITSELF):
             return setter(*args)
         raise CaptureError(
             f"the forward calls torch.{setter.__name__}",
