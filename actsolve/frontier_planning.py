@@ -101,6 +101,8 @@ class _Curve:
             notes = (*notes, f"Interrupted: of {len(self.prepared)} budgets only the smallest {len(points)} were planned for.")
         elif self.interrupted:
             notes = (*notes, "Interrupted: with more time the gaps may become smaller.")
+        if before := sum(point.planned.plan.earlier_s is not None for point in points):
+            notes = (*notes, f"The plans of {before} budgets were found before; ACTSOLVE_PLAN_CACHE=off searches anew.")
         result = Frontier(
             points=points,
             baselines=self._baselines(),

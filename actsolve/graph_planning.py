@@ -17,7 +17,8 @@ from actsolve.errors import InfeasibleBudget, UsageError
 from actsolve.graph import Graph, Kind
 from actsolve.graph_file import FORMAT
 from actsolve.graph_plan import GraphPlan, proved
-from actsolve.known_least import from_known, least_budget_known
+from actsolve.known_least import least_budget_known
+from actsolve.known_plans import notes_of, plan_known
 from actsolve.not_fitting import baseline_too_large, nothing_fits
 from actsolve.peak import peak_of
 from actsolve.plan import Plan, Status
@@ -117,7 +118,7 @@ def plan_graph_within(task: GraphTask, mem_budget: str) -> Planned:
     start = _prepared(task, mem_budget)
     options = replace(task.options, seeds=start.seeds)
     task.stage(f"planning by {task.planner}")
-    found = plan(start.problem, task.planner, options if task.planner != "milp" else from_known(start.problem, options))
+    found = plan_known(start.problem, options) if task.planner == "milp" else plan(start.problem, task.planner, options)
     if not found.found and task.planner != "milp":
         raise UsageError(f"the planner {task.planner} does not apply here", why=found.note, try_="another planner")
     if not found.found:
@@ -126,7 +127,7 @@ def plan_graph_within(task: GraphTask, mem_budget: str) -> Planned:
         if smallest[0] > start.problem.budget_bytes:
             raise _nothing_fits(start, found, smallest)
         task.stage(f"planning by {task.planner} from the smallest plan")
-        found = plan(start.problem, task.planner, replace(options, seeds=(smallest[1],)))
+        found = plan_known(start.problem, replace(options, seeds=(smallest[1],)))
         if not found.found:
             raise _nothing_fits(start, found, smallest)
     timeline = timeline_of(start.problem, found)
@@ -158,7 +159,7 @@ class _Start:
             baselines={n: BaselineResult(timeline_of(problem, p) if p.found else None, p.note) for n, p in plans.items()},
             static=self.static,
             links_source=self.link.source,
-            notes=(self.link.note,) if self.link.note else (),
+            notes=(*notes_of(found), *filter(None, [self.link.note])),
         )
 
 

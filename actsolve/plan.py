@@ -59,6 +59,9 @@ class Plan:
             offloads nothing, whatever it replays and however often; None where values may be offloaded, or nothing was proven.
         bounds_forward: Whether `global_bound_s` also holds for the schedules that replay in the forward.
         solve_s: Wall seconds spent planning.
+        earlier_s: Wall seconds that the search took, where it was done before and the plan is read from the disk (`known_plans`);
+            None where it was done now.
+        interrupted: Whether the user cut the search short (Ctrl-C).
         note: Why a planner does not apply, or what it wants to say, for reports.
     """
 
@@ -73,6 +76,8 @@ class Plan:
     global_bound_s: float | None = None
     bounds_forward: bool = False
     solve_s: float = 0.0
+    earlier_s: float | None = None
+    interrupted: bool = False
     note: str = ""
 
     @property

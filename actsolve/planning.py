@@ -18,7 +18,9 @@ from actsolve.cost.link_speed import EMULATED, links_of
 from actsolve.errors import FileFormatError, InfeasibleBudget, UsageError
 from actsolve.infeasible import infeasible_budget, shortage_of
 from actsolve.json_file import shown
-from actsolve.known_least import from_known, least_budget_known
+from actsolve.known_least import least_budget_known
+from actsolve.known_plans import notes_of as notes_of_plan
+from actsolve.known_plans import plan_known
 from actsolve.not_fitting import baseline_too_large, loaded_too_large
 from actsolve.peak import peak_of
 from actsolve.pins import refuse_unknown_modules
@@ -217,7 +219,7 @@ def planned_by(
     problem, static, reserve = prepared.problem, prepared.static, prepared.reserve
     options = _options(prepared, settings, listener)
     listener.stage(f"planning by {planner}")
-    found = plan(problem, planner, options if planner in BASELINES else from_known(problem, options))
+    found = plan(problem, planner, options) if planner in BASELINES else plan_known(problem, options)
     if planner in BASELINES and not found.found:
         try_ = "--h2d and --d2h, or another planner" if planner.startswith("offload") else "another planner"
         raise UsageError(f"the planner {planner} does not apply here", why=found.note, try_=try_)
@@ -232,7 +234,7 @@ def planned_by(
             raise infeasible_budget(shortage, _attempt(prepared, found), helps=helps)
         # The solver's rows are conservative, and its time is limited: here a plan is, to start it from.
         listener.stage(f"planning by {planner} from the smallest plan")
-        found = plan(problem, planner, replace(options, seeds=(smallest[1],)))
+        found = plan_known(problem, replace(options, seeds=(smallest[1],)))
         if not found.found:
             raise infeasible_budget(shortage, _attempt(prepared, found))
     timeline = timeline_of(problem, found)
@@ -348,7 +350,7 @@ def _attempt(prepared: Prepared, found: Plan) -> Attempt:
         cost_s=prepared.cost_s,
         loss_inside=prepared.loss_inside,
         links_source=prepared.links_source,
-        notes=prepared.notes,
+        notes=(*notes_of_plan(found), *prepared.notes),
     )
 
 

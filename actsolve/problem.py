@@ -71,6 +71,16 @@ class Problem:
         """What is left of the budget above the static bytes; may be negative."""
         return self.budget_bytes - self.static_bytes
 
+    @property
+    def host_cap_bytes(self) -> int | None:
+        """The cap on host memory where there can be too little of it: None where all that may be offloaded fits at once.
+
+        What is free here differs from run to run, and mostly matters to none.
+        """
+        cap = self.host_budget_bytes
+        most = sum(self.graph.values[v].size_bytes for v in self.offloadable)
+        return None if cap is None or cap >= most else cap
+
     @cached_property
     def offloadable(self) -> frozenset[int]:
         """Decidable values that may be offloaded: large enough, not pinned, and no new content of a buffer.

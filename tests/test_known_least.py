@@ -13,6 +13,7 @@ from replayed_often import random_replays
 from strategies import random_problem
 
 from actsolve import known_least as module
+from actsolve.kept_plan import Kept
 from actsolve.known_least import known_least, least_budget_known
 from actsolve.plan import Plan
 from actsolve.planners import PlannerOptions
@@ -21,6 +22,10 @@ from actsolve.problem import Problem
 from actsolve.simulate import timeline_of
 
 QUICK = PlannerOptions(time_limit_s=2.0)
+HEAD = (
+    '"format": "actsolve-kept-plan-1", "key": "KEY", "gap": 0.0, "time_limit_s": 0.0, "solve_s": 0.0, "bound_s": null, '
+    '"global_bound_s": null, "bounds_forward": false'
+)
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +74,7 @@ def test_plans_of_every_kind_come_back_as_they_were() -> None:
         plans = [(linked, drawn_plan(linked, random.Random(seed)))]
         plans.append((problem, Plan("milp", replays=random_replays(problem.graph, seed))))
         for of, plan in plans:
-            module._keep(of, plan)
+            module._place(of).write(Kept(plan))
             known = known_least(of)
             assert known is not None
             assert timeline_of(of, known).schedule == timeline_of(of, plan).schedule
@@ -77,7 +82,7 @@ def test_plans_of_every_kind_come_back_as_they_were() -> None:
 
 def test_other_steps_costs_and_pins_have_plans_of_their_own() -> None:
     problem = random_problem(8, 7)
-    module._keep(problem, kept_by(problem))
+    module._place(problem).write(Kept(kept_by(problem)))
     costs = replace(problem.costs, workspace_bytes=tuple(w + 1 for w in problem.costs.workspace_bytes))
     pinned = frozenset(list(problem.graph.decidable)[:1])
     others = (random_problem(9, 7), replace(problem, costs=costs), replace(problem, pinned_keep=pinned), with_links(problem))
@@ -90,21 +95,21 @@ def test_other_steps_costs_and_pins_have_plans_of_their_own() -> None:
     [
         "",
         "{}",
-        '{"format": "actsolve-least-2"}',
-        '{"format": "actsolve-least-1", "key": "another"}',
-        '{"format": "actsolve-least-1", "key": "KEY", "kept": [1000000]}',
-        '{"format": "actsolve-least-1", "key": "KEY", "replays": [[0, [99]]]}',
-        '{"format": "actsolve-least-1", "key": "KEY", "offloaded": [[0, 0, 0]]}',
+        '{"format": "actsolve-kept-plan-0"}',
+        '{"format": "actsolve-kept-plan-1", "key": "another"}',
+        '{HEAD, "kept": [1000000], "early": [], "offloaded": [], "replays": null}',
+        '{HEAD, "kept": [], "early": [], "offloaded": [], "replays": [[0, [99]]]}',
+        '{HEAD, "kept": [], "early": [], "offloaded": [[0, 0, 0]], "replays": null}',
     ],
 )
 def test_a_file_that_cannot_be_used_is_said_so_and_found_again(text: str, caplog: pytest.LogCaptureFixture) -> None:
     problem = random_problem(8, 7)
-    path, key = module._place(problem)
-    path.parent.mkdir()
-    path.write_text(text.replace("KEY", key))
+    place = module._place(problem)
+    place.path.parent.mkdir()
+    place.path.write_text(text.replace("HEAD", HEAD.replace("KEY", place.key)))
     with caplog.at_level(logging.WARNING):
         least_bytes, _ = least_budget_known(problem, QUICK)
-    assert f"{path} cannot be used" in caplog.text
+    assert f"{place.path} cannot be used" in caplog.text
     known = known_least(problem)
     assert known is not None and timeline_of(problem, known).peak_bytes == least_bytes
 

@@ -90,6 +90,7 @@ def _certified(problem: Problem, options: PlannerOptions, rules: Iterable[Rule])
     except KeyboardInterrupt:  # between two solves: the solver itself returns what it has
         if best.plan is None:
             raise
+        best.interrupted = True
     return best.result()
 
 
@@ -102,8 +103,10 @@ def _impossible(problem: Problem) -> str:
 
 
 def _unproven(plan: Plan) -> Plan:
-    """Return ``plan`` without what was proven of it, for another problem."""
-    return replace(plan, bound_s=None, global_bound_s=None, bounds_forward=False) if plan.found else plan
+    """Return ``plan`` without what was proven of it, and without how it was found: for another problem."""
+    if not plan.found:
+        return plan
+    return replace(plan, bound_s=None, global_bound_s=None, bounds_forward=False, earlier_s=None, interrupted=False)
 
 
 def _seeds(problem: Problem, options: PlannerOptions) -> Iterable[Plan]:
@@ -129,6 +132,7 @@ class _Best:
         self.nothing = Plan("milp", status=Status.UNKNOWN)  # what is said where no plan is found
         self.global_bound_s: float | None = None
         self.bounds_forward = False
+        self.interrupted = False
         whole = timeline_of(problem, keep_all(problem))
         self.keeps_all = whole.fits and whole.extra_s < _EPSILON_S
 
@@ -143,6 +147,7 @@ class _Best:
 
     def take(self, plan: Plan) -> None:
         """Keep ``plan`` if it fits, honours the pins, and is the best."""
+        self.interrupted |= plan.interrupted
         if not plan.found:
             if plan.planner == "milp":
                 self.nothing = plan
@@ -156,7 +161,8 @@ class _Best:
     def result(self) -> Plan:
         """The best plan with its bounds and what they prove."""
         if self.plan is None or self.timeline is None:
-            return replace(self.nothing, global_bound_s=self.global_bound_s, bounds_forward=self.bounds_forward)
+            found = replace(self.nothing, global_bound_s=self.global_bound_s, bounds_forward=self.bounds_forward)
+            return replace(found, interrupted=self.interrupted)
         extra_s = self.timeline.extra_s
         check(self.problem, self.timeline.schedule)
         overall = self.global_bound_s
@@ -169,7 +175,8 @@ class _Best:
         bound = None if bound is None else min(bound, extra_s)
         overall = None if overall is None else min(overall, extra_s)
         status = status_of(self.problem, self.options, extra_s, bound)
-        return replace(self.plan, status=status, bound_s=bound, global_bound_s=overall, bounds_forward=self.bounds_forward)
+        found = replace(self.plan, status=status, bound_s=bound, global_bound_s=overall, bounds_forward=self.bounds_forward)
+        return replace(found, interrupted=self.interrupted)
 
 
 def _windows(best: _Best, share: float) -> Plan:
@@ -194,6 +201,7 @@ def _only_recompute(best: _Best) -> None:
         if search.best is not None:
             best.take(plan_of(problem, search.best))
         if search.interrupted:
+            best.interrupted = True
             return
     plan = _windows(best, _OFFLOADED)
     best.take(plan)
@@ -202,6 +210,7 @@ def _only_recompute(best: _Best) -> None:
         known = best.options.seeds if best.plan is None else (*best.options.seeds, best.plan)
         seeds = tuple(seed for seed in known if not seed.offloaded)
         alone = _certified(problem, replace(best.options, time_limit_s=left_s, seeds=seeds), ())  # the rules are still to come
+        best.interrupted |= alone.interrupted
         if alone.found:  # what was proven without links, be it that nothing fits, says nothing here
             best.take(_unproven(alone))
 
@@ -255,6 +264,7 @@ def _searched(best: _Best, *, anywhere: bool) -> DagSearch | None:
 def _conclude(best: _Best, search: DagSearch) -> None:
     """Take what ``search`` found, and what it proved."""
     anywhere = search.dag.replays_in_forward
+    best.interrupted |= search.interrupted
     if search.infeasible:
         unknown = Plan("milp", status=Status.UNKNOWN, note="nothing fits that replays in the backward alone")
         best.nothing = Plan("milp", status=Status.INFEASIBLE, note=search.infeasible) if anywhere else unknown

@@ -46,14 +46,21 @@ def milp(problem: Problem, options: PlannerOptions | None = None) -> Plan:
     search.run()
     best, bound = search.best, search.bound_s
     if best is None:
-        return Plan("milp", status=Status.INFEASIBLE if search.proven_infeasible else Status.UNKNOWN, bound_s=bound)
+        status = Status.INFEASIBLE if search.proven_infeasible else Status.UNKNOWN
+        return Plan("milp", status=status, bound_s=bound, interrupted=search.interrupted)
     good_enough_s = 0.0 if bound is None else bound * (1 + options.gap / 5)
     best = improved(problem, best, good_enough_s, deadline=max(search.deadline, time.perf_counter()) + LAST_S)
     if bound is not None and problem.offloadable and best.extra_s < bound * (1 - options.gap) - _EPSILON_S:
         bound = None  # slots are too coarse for so many stalls: what they prove is not true of whole copies
     bound = None if bound is None else min(bound, best.extra_s)
     return Plan(
-        "milp", best.kept, best.early, best.offloaded, status=status_of(problem, options, best.extra_s, bound), bound_s=bound
+        "milp",
+        best.kept,
+        best.early,
+        best.offloaded,
+        status=status_of(problem, options, best.extra_s, bound),
+        bound_s=bound,
+        interrupted=search.interrupted,
     )
 
 

@@ -73,12 +73,13 @@ def rows_by_model(rows_of: Callable[[str, argparse.Namespace], list[Row]], optio
 
 
 def _begin(threads: int) -> None:
-    """Set up a process: with ``threads`` of PyTorch, and with a heap that stays.
+    """Set up a process: with ``threads`` of PyTorch, with a heap that stays, and without the plans that were found before.
 
     glibc returns the top of its heap to the system and faults it in again, page by page. Two modules that are timed in turns
     share a heap; which of them pays, 8% of a convolution chain's step, is an accident of where in it their blocks lie.
     """
     torch.set_num_threads(threads)
+    os.environ.setdefault("ACTSOLVE_PLAN_CACHE", "off")  # what solving takes is what is shown
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         for parameter, size_bytes in _HEAP.items():
