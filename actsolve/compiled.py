@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from actsolve.capture.answers import Answer
 from actsolve.capture.captured import Captured
 from actsolve.capture.state import Place
 from actsolve.capture.to_graph import is_backward
@@ -132,6 +133,11 @@ class CompiledStep:
         state = [container[key] for container, key in places]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         return self.captured.joint.layout.restore(module, self.function(*state, *tensors))
+
+    @cached_property
+    def answers(self) -> tuple[Answer, ...]:
+        """What it was traced for, of all that its forward asks."""
+        return self.captured.joint.answers
 
     @property
     def outgrown(self) -> frozenset[str] | None:

@@ -14,9 +14,11 @@ import torch
 from torch import fx
 from torch.fx import Node
 
+from actsolve.capture.answers import answer_at
 from actsolve.capture.captured import Captured
 from actsolve.capture.replay import replayed_call
 from actsolve.errors import ScheduleError
+from actsolve.runtime.answered import confirmed
 from actsolve.runtime.copy_engine import CopyEngine
 from actsolve.runtime.grad_mode import in_training, looks_at_grad_mode
 from actsolve.runtime.rng import replay_random, rng_state
@@ -78,6 +80,7 @@ class Emitter:
         # New contents of buffers end with the forward, after torch has copied them: they are among its results.
         self._updates = frozenset() if in_backward else frozenset(new for new, _ in captured.graph.updates)
         self._tangents = set(captured.joint.tangents)
+        self._questions = {node: position for position, node in enumerate(captured.joint.questions)}
         self._by_name: dict[str, Node | int] = {node.name: node for node in self._joint.graph.nodes}
         self._by_name |= {captured.graph.values[v].name: v for v, node in enumerate(captured.value_nodes) if node is None}
         self._on_host = {host_name(value.name): v for v, value in enumerate(captured.graph.values)}
@@ -149,6 +152,8 @@ class Emitter:
             target = replay_random
         elif looks_at_grad_mode(target):
             args, target = (target, *args), in_training
+        elif node in self._questions and step.kind is not StepKind.REPLAY:
+            args, target = (self._questions[node], answer_at(node), target, *args), confirmed
         made = self._out.call_function(target, args, kwargs)
         made.meta.update({k: v for k, v in node.meta.items() if k in ("val", "tensor_meta")})
         if ended is not None:

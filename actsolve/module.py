@@ -28,9 +28,12 @@ from actsolve.errors import ActsolveError, UsageError
 from actsolve.report.plan_text import plan_text
 from actsolve.signature import signature
 from actsolve.training_step import TrainingStep
+from actsolve.ways import MANY_WAYS, Ways
 
 _RUNTIME = "_actsolve_runtime"
 _MANY_PLANS = 16
+_OTHER_DATA = "Python depends on what their tensors hold, and takes another way than it was planned for"
+_OTHER_SIGNATURE = "their shapes, dtypes, structure or the module's modes differ from those it was planned for"
 
 PlanStep = Callable[[TrainingStep, frozenset[str] | None], CompiledStep | None]
 """Plans and compiles a training step; the second argument names the outputs that its backward starts from, if known."""
@@ -46,7 +49,7 @@ class Runtime:
         plan_step: Plans and compiles for a training step of a new signature.
         on_new_inputs: ``"plan"``, ``"original"`` or ``"raise"`` where a signature is new.
         on_error: ``"raise"`` or ``"original"`` where planning fails.
-        steps: Compiled steps by signature; None where the original runs.
+        steps: Compiled steps by signature.
         first: The step that `optimize` was given; None if the original runs.
         offsets: Whether it matters where in its storage an input begins: a graph reads past the views it was given.
         written_only: Attributes that the forward assigns and does not read.
@@ -57,7 +60,7 @@ class Runtime:
     plan_step: PlanStep
     on_new_inputs: str = "plan"
     on_error: str = "raise"
-    steps: dict[Any, CompiledStep | None] = field(default_factory=dict)
+    steps: dict[Any, Ways] = field(default_factory=dict)
     first: CompiledStep | None = None
     offsets: bool = False
     written_only: frozenset[Write] = frozenset()
@@ -70,33 +73,48 @@ class Runtime:
         """Return the places of the tensors that are state: of all steps, or of one."""
         return state_places(self.original, self.written_only if step is None else step.captured.joint.written_only)
 
-    def step_for(self, places: list[Place], args: Any, kwargs: Any) -> tuple[CompiledStep | None, list[Any]]:
-        """Return the step for these inputs, planned now if they are new, and their leaves; None if the original is to run."""
+    def ways_for(self, places: list[Place], args: Any, kwargs: Any) -> tuple[Ways, list[Any]]:
+        """Return the steps for these inputs, planned now if they are new, and their leaves; none if the original is to run."""
         leaves, structure = take_apart((args, kwargs))
         key = self._or_none(lambda: self._key(places, leaves, structure))
-        step = self.steps[key] if key in self.steps else self._enter(args, kwargs, lambda: self._plan_new(args, kwargs))
-        if step is not None and self.on_new_inputs == "plan" and step.outgrown is not None:
-            tangents = step.outgrown
-            step = self._enter(args, kwargs, lambda: self.plan_step(self._step(args, kwargs), tangents))
-        return step, leaves
+        ways = self.steps[key] if key in self.steps else self._enter(args, kwargs, lambda: self._plan_new(args, kwargs))
+        if ways.steps and self.on_new_inputs == "plan" and (tangents := ways.steps[0].outgrown) is not None:
+            again = self._or_none(lambda: self.plan_step(self._step(args, kwargs), tangents))
+            ways.steps[:1] = [] if again is None else [again]
+        return ways, leaves
+
+    def another_way(self, args: Any, kwargs: Any) -> CompiledStep | None:
+        """Return a step for inputs whose answers no step was traced for; None if the original is to run."""
+        ways, _ = self.ways_for(self.state(), args, kwargs)
+        if len(ways.steps) >= MANY_WAYS:
+            _warn(
+                f"actsolve: the forward's Python depends on data, and takes another way than the {MANY_WAYS} planned for: here the "
+                "original runs, and the budget is not held",
+            )
+            return None
+        step: CompiledStep | None = self._or_none(lambda: self._plan_new(args, kwargs, _OTHER_DATA))
+        if step is not None:
+            ways.steps.insert(0, step)
+        return step
 
     def _key(self, places: list[Place], leaves: list[Any], structure: Structure) -> Any:
         return signature(self.original, places, leaves, structure, self.loss_fn, offsets=self.offsets)
 
-    def _enter(self, args: Any, kwargs: Any, plan: Callable[[], CompiledStep | None]) -> CompiledStep | None:
+    def _enter(self, args: Any, kwargs: Any, plan: Callable[[], CompiledStep | None]) -> Ways:
         step: CompiledStep | None = self._or_none(plan)
         self.first = self.first or step
         if step is not None:
             self.offsets = self.offsets or step.captured.joint.reads_by_offset
             self.written_only |= step.captured.joint.written_only
         leaves, structure = take_apart((args, kwargs))
-        self.steps[self._or_none(lambda: self._key(self.state(), leaves, structure))] = step
+        ways = Ways([] if step is None else [step])
+        self.steps[self._or_none(lambda: self._key(self.state(), leaves, structure))] = ways
         if len(self.steps) == _MANY_PLANS:
             _warn(
                 f"actsolve: {len(self.steps)} plans for as many kinds of inputs; each new one takes seconds and memory. "
                 "Does an input, an attribute or what loss_fn refers to change at each call?",
             )
-        return step
+        return ways
 
     def _or_none(self, make: Callable[[], Any]) -> Any:
         """Return what ``make`` does, or None, after a warning, where it fails and the original is to run instead."""
@@ -108,16 +126,16 @@ class Runtime:
             _warn(f"actsolve: the original module runs, unplanned.\n{error}")
             return None
 
-    def _plan_new(self, args: Any, kwargs: Any) -> CompiledStep | None:
-        """Plan for a new signature as the settings say."""
+    def _plan_new(self, args: Any, kwargs: Any, why: str = _OTHER_SIGNATURE) -> CompiledStep | None:
+        """Plan for new inputs as the settings say."""
         if self.on_new_inputs == "raise":
             raise UsageError(
                 "the module was not planned for these inputs",
-                why="their shapes, dtypes, structure or the module's modes differ from those it was planned for",
+                why=why,
                 try_='on_new_inputs="plan" or "original"',
             )
         if self.on_new_inputs == "original":
-            _warn("actsolve: new input signature, the original forward runs and the budget is not held")
+            _warn("actsolve: new inputs, the original forward runs and the budget is not held")
             return None
         return self.plan_step(self._step(args, kwargs), None)
 
@@ -187,10 +205,12 @@ def _forward_of(cls: type) -> Callable[..., Any]:
         places = runtime.state()
         if not _wants_gradient(places, args, kwargs):
             return run_original()
-        step, leaves = runtime.step_for(places, args, kwargs)
-        if step is None:
-            return run_original()
-        return step(self, runtime.state(step) if runtime.written_only else places, leaves)
+        ways, leaves = runtime.ways_for(places, args, kwargs)
+
+        def call(step: CompiledStep) -> Any:
+            return step(self, runtime.state(step) if runtime.written_only else places, leaves)
+
+        return ways.run(call, lambda: runtime.another_way(args, kwargs), run_original)
 
     return planned
 

@@ -158,7 +158,7 @@ def prepare(
 
     problem, static = problem_of(captured, costs, step, settings, link.links)
     reserve, inside = reserve_of(step, settings), loss_inside(step, captured)
-    notes = notes_of(settings, link)
+    notes = notes_of(settings, link, captured.joint)
     prepared = Prepared(target, captured, problem, static, reserve, capture_s, cost_s, inside, link.source, notes)
     return with_budget(prepared, mem_budget, settings, listener=listener)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from actsolve.capture.captured import Captured
+from actsolve.capture.joint import Joint
 from actsolve.cost.hardware import profile
 from actsolve.cost.known_links import LinkSpeed
 from actsolve.cost.link_speed import host_budget_of, links_of
@@ -71,12 +72,16 @@ def problem_of(
     return problem, static
 
 
-def notes_of(settings: Settings, link: LinkSpeed) -> tuple[str, ...]:
+def notes_of(settings: Settings, link: LinkSpeed, joint: Joint) -> tuple[str, ...]:
     """Return what a report has to say of the problem."""
+    asked = len(joint.questions)
+    source = joint.asked_at(0) if asked else None
+    data = f"Python depends on data {asked} time{'s' if asked > 1 else ''}{f', first in {source}' if source else ''}."
+    data += " The plan is for what it found; other data are planned for when they come."
     shard = (
         f"One of {settings.shards} shards: parameters that are gathered for a layer are not counted; --reserve leaves them room."
     )
-    return tuple(note for note in (link.note, shard if settings.shards > 1 else "") if note)
+    return tuple(note for note in (link.note, shard if settings.shards > 1 else "", data if asked else "") if note)
 
 
 def reserve_of(step: TrainingStep, settings: Settings) -> Reserve:

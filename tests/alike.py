@@ -13,7 +13,7 @@ from replayed_often import random_replays
 from torch import nn
 
 from actsolve.capture.captured import Captured
-from actsolve.capture.structure import take_apart
+from actsolve.capture.structure import Made, take_apart
 from actsolve.check import check
 from actsolve.compiled import compile_step
 from actsolve.cost.layout_check import capture_as_laid_out
@@ -177,8 +177,8 @@ def eager(step: TrainingStep) -> Callable[..., Any]:
 
 def assert_same(expected: Any, got: Any, where: str) -> None:
     """Both are nested alike and hold equal constants, and tensors of equal bits and flags."""
-    a, structure_a = take_apart(expected)
-    b, structure_b = take_apart(got)
+    a, structure_a = take_apart(expected, Made([]))
+    b, structure_b = take_apart(got, Made([]))
     assert structure_a.key == structure_b.key, f"{where}: nested differently"
     for i, (x, y) in enumerate(zip(a, b, strict=True)):
         if isinstance(x, torch.Tensor):

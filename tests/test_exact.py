@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import kinds_of_autograd  # noqa: F401  # they register themselves
+import kinds_of_data  # noqa: F401
 import kinds_of_layers  # noqa: F401
 import kinds_of_state  # noqa: F401
 import pytest

@@ -66,6 +66,7 @@ TREE = (
     "lower",
     "compiled",
     "signature",
+    "ways",
     "module",
     "settings",
     "step_problem",
@@ -74,6 +75,7 @@ TREE = (
     "planning",
     "frontier_planning",
     "api",
+    "inductor/*",
     "target",
     "smaller_batch",
     "cli/*",
@@ -81,8 +83,20 @@ TREE = (
 )
 
 # At the top of the file.
-PIPELINE = {"emitter", "lower", "compiled", "signature", "module", "settings", "remedies", "infeasible", "planning", "api"}
-PIPELINE |= {"target", "smaller_batch", "step_problem"}
+PIPELINE = {
+    "emitter",
+    "lower",
+    "compiled",
+    "signature",
+    "ways",
+    "module",
+    "settings",
+    "remedies",
+    "infeasible",
+    "planning",
+    "api",
+}
+PIPELINE |= {"target", "smaller_batch", "step_problem", "inductor/*"}
 TORCH = {"training_step", "capture/*", "runtime/*", "cost/*"} | PIPELINE
 TORCH_LATER = {"cli/*", "__main__"}  # only inside functions, so that `actsolve --help` is quick
 SOLVERS = {"planners/*"}

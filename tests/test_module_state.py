@@ -172,7 +172,8 @@ def test_a_backward_from_more_than_was_expected(budget: Any) -> None:
     compare(module, twin, made, both)
     assert runtime.first.outgrown is not None and expected in runtime.first.outgrown
     compare(module, twin, made, both)
-    (planned,) = runtime.steps.values()
+    (ways,) = runtime.steps.values()
+    (planned,) = ways.steps
     assert planned is not runtime.first and planned is not None and len(planned.captured.tangents) == 2
     compare(module, twin, made, lambda out: out["loss"])
     assert len(runtime.steps) == 1 and planned.outgrown is None
@@ -219,4 +220,4 @@ def test_warnings_name_the_callers_line() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         module(x(5, 4))
-    assert [w.filename for w in caught if "new input signature" in str(w.message)] == [__file__]
+    assert [w.filename for w in caught if "new inputs" in str(w.message)] == [__file__]

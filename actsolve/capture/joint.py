@@ -9,13 +9,23 @@ from typing import Any
 
 import torch
 
+from actsolve.capture.answers import Answer, Answers, answer_at, note_answers, noted, questions
 from actsolve.capture.dropout import KERNELS
 from actsolve.capture.hooks import refuse_hooks
 from actsolve.capture.layouts import corrected
 from actsolve.capture.provenance import origin_of, recorded_origins, short_path
 from actsolve.capture.randomness import only_in_graph
-from actsolve.capture.state import TracedState, Write, state_names, state_places
-from actsolve.capture.structure import Structure, refuse_hidden_data, take_apart
+from actsolve.capture.state import (
+    Setting,
+    TracedState,
+    Write,
+    put_back,
+    refuse_again,
+    settled,
+    state_names,
+    state_places,
+)
+from actsolve.capture.structure import Made, Structure, holds_data, refuse_hidden_data, take_apart
 from actsolve.capture.torch_internals import (
     DATA_DEPENDENT,
     FakeTensor,
@@ -38,17 +48,19 @@ class OutputLayout:
 
     Attributes:
         writes: What the first of them are assigned to.
+        settings: Plain values that the forward puts into the module; a forward of a module that has them makes none.
         structure: How the others were nested.
         constants: Leaves that are no tensors, by position.
     """
 
     writes: tuple[Write, ...] = ()
+    settings: tuple[Setting, ...] = ()
     structure: Structure | None = None
     constants: dict[int, Any] = field(default_factory=dict)
 
-    def record(self, writes: dict[Write, torch.Tensor], output: Any) -> list[torch.Tensor]:
-        """Take ``output`` apart; return the tensors and remember the rest."""
-        leaves, self.structure = take_apart(output)
+    def record(self, writes: dict[Write, torch.Tensor], output: Any, given: list[Any]) -> list[torch.Tensor]:
+        """Take ``output`` of a forward that was ``given`` some leaves apart; return the tensors and remember the rest."""
+        leaves, self.structure = take_apart(output, Made(given))
         self.constants = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
         for constant in self.constants.values():
             refuse_hidden_data(constant, "an output")
@@ -61,6 +73,8 @@ class OutputLayout:
         n_writes = len(self.writes)
         for write, tensor in zip(self.writes, tensors[:n_writes], strict=True):
             write.assign(model, tensor)
+        for setting in self.settings:
+            setting.assign(model)
         rest = iter(tensors[n_writes:])
         return self.structure.restore(
             [self.constants[i] if i in self.constants else next(rest) for i in range(self.structure.n_leaves)]
@@ -83,12 +97,17 @@ class _FlatStep(torch.nn.Module):
         self._loss_fn = step.loss_fn
         leaves, self._structure = take_apart((tuple(step.args), dict(step.kwargs)))
         self._constants = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
+        for constant in self._constants.values():
+            refuse_hidden_data(constant, "an input")
+        self.answers: Answers | None = None
         state = [container[key] for container, key in state_places(step.model, leave_out)]
         self._n_state = len(state)
         self.tensors = (*state, *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)))
         self.layout = OutputLayout()
 
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        if self.answers is not None:
+            self.answers.begin()
         rest = iter(tensors[self._n_state :])
         leaves = [self._constants[i] if i in self._constants else next(rest) for i in range(self._structure.n_leaves)]
         args, kwargs = self._structure.restore(leaves)
@@ -96,13 +115,19 @@ class _FlatStep(torch.nn.Module):
         run = functools.partial(type(model).forward, model)  # its own hooks run outside, at each call
         state = TracedState(model, self._leave_out)
         origins = recorded_origins(model, entry=_FlatStep.forward.__code__, keeps_casts=self._keeps_casts)
-        with origins, state.replaced(tensors[: self._n_state]):
+        with origins, state.replaced(tensors[: self._n_state]), put_back(self._constants.values()):
             output = call_step(run, self._loss_fn, args, kwargs)
             if self._loss_fn is not None:
                 _refuse_odd_loss(self._loss_fn, *output)
             writes = state.writes()
-        _refuse_changed_inputs(leaves, self._structure, (args, kwargs))
-        return self.layout.record(writes, output)
+            self.layout.settings = tuple(state.settings)
+            _refuse_changed_inputs(leaves, self._structure, (args, kwargs))
+        return self.layout.record(writes, output, leaves)
+
+    def ask(self) -> None:
+        """Run the forward once on copies of its tensors, and note what it asks of them."""
+        copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in self.tensors]
+        self.answers = noted(lambda: self(*copies))
 
 
 def call_step(
@@ -135,7 +160,8 @@ def _refuse_odd_loss(loss_fn: Callable[[Any], torch.Tensor], loss: Any, output: 
 def _refuse_changed_inputs(leaves: list[Any], structure: Structure, inputs: Any) -> None:
     """Raise if the forward put something else into a list or dict that it was given: only its own copy would show it."""
     now, structure_now = take_apart(inputs)
-    if structure_now.key != structure.key or any(a is not b for a, b in zip(now, leaves, strict=True)):
+    same = structure_now.key == structure.key and all(a is b for a, b in zip(now, leaves, strict=True))
+    if not same or any(holds_data(leaf) for leaf in now if not isinstance(leaf, torch.Tensor)):
         raise CaptureError(
             "the forward changes a list, dict or object that is one of its inputs",
             why="a planned step is given tensors only, so that its caller would not see the change",
@@ -189,6 +215,21 @@ class Joint:
         return gradient if isinstance(gradient, torch.fx.Node) else None
 
     @property
+    def questions(self) -> list[torch.fx.Node]:
+        """What the forward asks of its tensors, in order."""
+        return questions(self.module)
+
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """What it was traced for: the answer to each question."""
+        return tuple(map(answer_at, self.questions))
+
+    def asked_at(self, position: int) -> str | None:
+        """Return the source line of a question."""
+        origin = annotation(self.questions[position])
+        return origin.source or None if origin is not None else None
+
+    @property
     def tangents(self) -> list[torch.fx.Node]:
         """The inputs that are gradients of outputs, in order."""
         return [node for node in self.module.graph.find_nodes(op="placeholder") if input_role(node).is_tangent]
@@ -219,6 +260,9 @@ def trace_joint(step: TrainingStep) -> Joint:
     """
     refuse_hooks(step.model, loss_inside=step.loss_fn is not None)
     joint = _traced(step, frozenset())
+    if settings := joint.layout.settings:
+        with settled(step.model, settings):
+            refuse_again(settings if joint.layout.writes else _traced(step, frozenset()).layout.settings)
     if written_only := _written_only(joint):
         # Their old tensors would be inputs, and autograd would keep the graph of the step that made them.
         given = {name for _, name in joint.state}
@@ -233,17 +277,31 @@ def trace_joint(step: TrainingStep) -> Joint:
     return joint
 
 
+_REAL_DATA = "real tensors as inputs, for Python reads data; a model whose backward does not read any"
+
+
 def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
     flat = _FlatStep(step, leave_out)
     _refuse_odd_tensors(flat.tensors)
+    is_real = not any(isinstance(t, FakeTensor) or t.device.type == "meta" for t in flat.tensors)
+
+    def export_step() -> JointExport:
+        return export_joint(flat, flat.tensors, correct=corrected, kernels=KERNELS, answers=flat.answers)
+
     try:
         with torch.enable_grad(), only_in_graph():
-            export = export_joint(flat, flat.tensors, correct=corrected, kernels=KERNELS)
+            try:
+                export = export_step()
+            except DATA_DEPENDENT:
+                if not is_real:
+                    raise
+                flat.ask()
+                export = export_step()
     except ActsolveError:
         raise
     except Exception as error:
         reads_data = isinstance(error, DATA_DEPENDENT)
-        remedy = "a model without data-dependent Python" if reads_data else "one call in eager mode, to see if it runs by itself"
+        remedy = _REAL_DATA if reads_data else "one call in eager mode, to see if it runs by itself"
         raise CaptureError(
             f"cannot trace {type(step.model).__name__}",
             where=_user_frame(error) or _module_of(error, step.model),
@@ -257,9 +315,9 @@ def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
             why="they were made while it was traced; a planned step would not make them anew",
             try_="return them from the forward, or assign them to an attribute of the module",
         )
+    note_answers(export.graph_module, [] if flat.answers is None else flat.answers.given)
     _refuse_untrained_constants(export.graph_module)
     _refuse_sparse_results(export.graph_module)
-    is_real = not any(isinstance(t, FakeTensor) or t.device.type == "meta" for t in flat.tensors)
     names = tuple(state_names(step.model, leave_out))
     leaves = frozenset(i for i, t in enumerate(flat.tensors) if t.is_leaf and t.requires_grad)
     return Joint(export, export.graph_module, flat.layout, names, frozenset(), is_real, leaves)

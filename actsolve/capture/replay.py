@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from actsolve.capture.answers import is_asked
+
 aten = torch.ops.aten
 
 _COLLECTIVE_NAMESPACES = ("_c10d_functional", "c10d", "_c10d_functional_autograd", "fsdp", "symm_mem")
@@ -37,13 +39,13 @@ def _named_arguments(node: Node) -> dict[str, Any]:
 
 
 def has_effect(node: Node) -> bool:
-    """Whether leaving ``node`` out would change more than its result: it draws, writes, communicates or asserts."""
+    """Whether leaving ``node`` out would change more than its result: it draws, writes, communicates, asserts or is asked."""
     if node.op != "call_function" or node.target is operator.getitem:
         return False
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return True
-    asserts = "assert" in target._schema.name
+    asserts = "assert" in target._schema.name or is_asked(node)
     return is_random(node) or target._schema.is_mutable or target.namespace in _COLLECTIVE_NAMESPACES or asserts
 
 

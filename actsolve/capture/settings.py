@@ -20,7 +20,7 @@ SCALARS = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dt
 _MAX_ARRAY_BYTES = 1 << 16
 OWN = frozenset(torch.nn.Module().__dict__)  # nn.Module's own attributes: parameters, submodules, hooks, the mode
 _CODE = (type(lambda: None), type(len), type(torch.relu), type, type(np))
-_FOREIGN = frozenset({"torch", "numpy", "builtins", "threading", "logging"})  # packages whose objects are no data
+FOREIGN = frozenset({"torch", "numpy", "builtins", "threading", "logging"})  # packages whose objects are no data
 
 
 class Same:
@@ -111,7 +111,7 @@ def containers(attributes: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _data(value: Any) -> dict[str, Any] | None:
     """Return the attributes of an object that may be data."""
-    if isinstance(value, torch.nn.Module) or type(value).__module__.partition(".")[0] in _FOREIGN:
+    if isinstance(value, torch.nn.Module) or type(value).__module__.partition(".")[0] in FOREIGN:
         return None
     attributes = getattr(value, "__dict__", None)
     return attributes if type(attributes) is dict else None

@@ -119,20 +119,49 @@ class Write:
         (child._buffers if self.is_buffer else child.__dict__)[self.name] = tensor
 
 
+@dataclass(frozen=True)
+class Setting:
+    """A plain value that the forward puts into an attribute, or into a list, dict or config among these, such as its mode.
+
+    Attributes:
+        path: Of the submodule.
+        name: Of the attribute that it is in, or is.
+        below: Which of the attributes' containers it is put into, in the order of `containers`; None for the attributes.
+        key: Where in it.
+        value: What is put there.
+    """
+
+    path: str
+    name: str
+    below: int | None
+    key: Any
+    value: Any
+
+    def assign(self, module: torch.nn.Module) -> None:
+        """Do in ``module`` what the forward did."""
+        attributes = module.get_submodule(self.path).__dict__
+        (attributes if self.below is None else _below(attributes)[self.below][1])[self.key] = self.value
+
+
+def _below(attributes: dict[str, Any]) -> list[tuple[str, Any]]:
+    return list(containers(attributes))
+
+
 class TracedState:
     """A module whose tensors are replaced while it is traced, and which is put back as it was afterwards."""
 
     def __init__(self, module: torch.nn.Module, leave_out: frozenset[Write]) -> None:
         self._module, self._leave_out = module, leave_out
         self._before: dict[int, tuple[Any, Any]] = {}  # by id: attributes, lists and dicts, and what they held
-        self._below: list[tuple[str, str, Any]] = []  # path, attribute, and a container within it or within its objects
+        self._below: list[tuple[str, str, int, Any]] = []  # path, attribute, and a container in it, by its number there
         for path, child in module.named_modules():
             for container in (child.__dict__, *(v for v in child.__dict__.values() if isinstance(v, (list, dict)))):
                 self._before[id(container)] = (container, copy.copy(container))
-            for name, container in containers(child.__dict__):
-                if id(container) not in self._before:
-                    self._before[id(container)] = (container, copy.copy(container))
-                    self._below.append((path, name, container))
+            for number, (name, container) in enumerate(_below(child.__dict__)):
+                if id(container) not in self._before or container is child.__dict__.get(name):
+                    self._before.setdefault(id(container), (container, copy.copy(container)))
+                    self._below.append((path, name, number, container))
+        self.settings: list[Setting] = []
         self._new: dict[int, torch.Tensor] = {}
 
     @contextlib.contextmanager
@@ -151,26 +180,40 @@ class TracedState:
                 _put_back(container, content)
 
     def writes(self) -> dict[Write, torch.Tensor]:
-        """Return the tensors that the forward has assigned; to be called within `replaced`.
+        """Return the tensors that the forward has assigned; note its `settings`. To be called within `replaced`.
 
         Raises:
             CaptureError: the forward changed the module in another way.
         """
         writes: dict[Write, torch.Tensor] = {}
+        self.settings = []
         for path, child in self._module.named_modules():
             for name in self._changed_keys(child.__dict__):
-                if not _expendable(child, name):
-                    writes[Write(path, name, is_buffer=False)] = self._assigned(path, name, child.__dict__.get(name))
+                value = child.__dict__.get(name)
+                if _expendable(child, name):
+                    continue
+                if name not in OWN and name in child.__dict__ and _by_value(value):
+                    self.settings.append(Setting(path, name, None, name, value))
+                else:
+                    writes[Write(path, name, is_buffer=False)] = self._assigned(path, name, value)
             for name in self._changed_keys(child._buffers):
                 writes[Write(path, name, is_buffer=True)] = self._assigned(path, name, child._buffers.get(name))
-            for name, value in child.__dict__.items():
-                if value is not child._buffers and isinstance(value, (list, dict)) and not _expendable(child, name):
-                    for key in self._changed_keys(value):
-                        raise _lost_change(path, name if name not in OWN else str(key))
-        for path, name, container in self._below:
-            if self._changed_keys(container) and not _expendable(self._module.get_submodule(path), name):
-                raise _lost_change(path, name)
+            for name in OWN & child.__dict__.keys() - {"_buffers"}:
+                if isinstance(child.__dict__[name], dict):
+                    for key in self._changed_keys(child.__dict__[name]):
+                        raise _lost_change(path, str(key))
+        for path, name, number, container in self._below:
+            if not _expendable(self._module.get_submodule(path), name):
+                self.settings += self._settings_in(path, name, number, container)
         return writes
+
+    def _settings_in(self, path: str, name: str, number: int, container: Any) -> Iterator[Setting]:
+        now = dict(_items(container))
+        for key in self._changed_keys(container):
+            grown = not isinstance(container, dict) and key >= len(self._before[id(container)][1])
+            if grown or key not in now or not _by_value(now[key]):
+                raise _lost_change(path, name)
+            yield Setting(path, name, number, key, now[key])
 
     def _changed_keys(self, container: Any) -> list[Any]:
         if id(container) not in self._before:
@@ -192,6 +235,17 @@ class TracedState:
         if value.requires_grad and not value.is_leaf and value.retains_grad:
             raise _lost_change(path, name, "it is to retain its gradient, which a planned step does not pass on")
         return value
+
+
+@contextlib.contextmanager
+def put_back(values: Iterable[Any]) -> Iterator[None]:
+    """After this context, lists, dicts, sets and plain objects among ``values``, and in them, hold what they held before."""
+    before = [(container, copy.copy(container)) for _, container in containers({str(i): value for i, value in enumerate(values)})]
+    try:
+        yield
+    finally:
+        for container, content in before:
+            _put_back(container, content)
 
 
 def _items(container: Any) -> Iterable[tuple[Any, Any]]:
@@ -229,3 +283,19 @@ def _lost_change(
         why=why,
         try_="keep what changes in a buffer; if it is a cache that is filled once, call the module once before optimizing it",
     )
+
+
+@contextlib.contextmanager
+def settled(module: torch.nn.Module, settings: tuple[Setting, ...]) -> Iterator[None]:
+    """Within this context ``module`` is as after a forward that made ``settings``."""
+    state = TracedState(module, frozenset())
+    with state.replaced(tuple(container[key] for container, key in state_places(module))):
+        for setting in settings:
+            setting.assign(module)
+        yield
+
+
+def refuse_again(settings: tuple[Setting, ...]) -> None:
+    """Raise if a forward has made ``settings`` in a module that had been called before: it would do so at each call."""
+    if settings:
+        raise _lost_change(settings[0].path, settings[0].name)

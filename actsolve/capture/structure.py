@@ -1,7 +1,8 @@
 """Nested inputs and outputs, taken apart into leaves and put together again.
 
 What torch's pytrees know, and besides them dataclasses and `types.SimpleNamespace`, which users pass and return without
-registering them.
+registering them. Of what a forward returns, also other objects that hold tensors, such as a cache of keys and values: these are
+the forward's own, made anew at each call.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from actsolve.capture.settings import SCALARS, Same
+from actsolve.capture.settings import FOREIGN, SCALARS, Same
 from actsolve.errors import CaptureError
 
 _MAX_DEPTH = 4  # how deep an object is searched for tensors
@@ -56,23 +57,47 @@ class Structure:
         return str(self.spec), tuple(r and (r[0], r[1], r[2].key) for r in self.records)
 
 
-def take_apart(nested: Any) -> tuple[list[Any], Structure]:
-    """Return the leaves of ``nested`` in order, and its structure."""
+def take_apart(nested: Any, made: Made | None = None) -> tuple[list[Any], Structure]:
+    """Return the leaves of ``nested`` in order, and its structure.
+
+    Args:
+        nested: Inputs, or what a forward returns.
+        made: Says which objects the forward has made, of what it returns.
+    """
     parts, spec = pytree.tree_flatten(nested)
     leaves: list[Any] = []
     records: list[tuple[type, tuple[str, ...], Structure] | None] = []
     for part in parts:
-        if _is_record(part):
-            names = (
-                tuple(vars(part)) if isinstance(part, types.SimpleNamespace) else tuple(f.name for f in dataclasses.fields(part))
-            )
-            inner, fields = take_apart([getattr(part, name) for name in names])
+        if _is_record(part) or (made is not None and made.holds_tensors(part)):
+            names = tuple(f.name for f in dataclasses.fields(part)) if dataclasses.is_dataclass(part) else tuple(vars(part))
+            inner, fields = take_apart([getattr(part, name) for name in names], made)
             leaves += inner
             records.append((type(part), names, fields))
         else:
             leaves.append(part)
             records.append(None)
     return leaves, Structure(spec, tuple(records))
+
+
+class Made:
+    """Which objects a forward has made: those that it was not given, each met once."""
+
+    def __init__(self, given: list[Any]) -> None:
+        self._met = {id(leaf): leaf for leaf in given}
+
+    def holds_tensors(self, value: Any) -> bool:
+        """Whether ``value`` is such an object, made of its attributes alone, and tensors are among them."""
+        kind = type(value)
+        if not isinstance(getattr(value, "__dict__", None), dict) or kind.__module__.partition(".")[0] in FOREIGN:
+            return False
+        if isinstance(value, (type, types.FunctionType, torch.nn.Module, *_WITH_CONTENT)) or not holds_data(value):
+            return False
+        new = id(value) not in self._met and not any(vars(base).get("__slots__") for base in kind.__mro__)
+        self._met[id(value)] = value  # of two that are one, a copy would be made
+        return new
+
+
+_WITH_CONTENT = (torch.Tensor, dict, list, tuple, set, frozenset, str, bytes, BaseException)
 
 
 def _is_record(value: Any) -> bool:
@@ -110,6 +135,11 @@ def refuse_hidden_data(leaf: Any, what: str) -> None:
             why="only tensors in lists, dicts, tuples, dataclasses and registered pytrees can be told from constants",
             try_="pass its tensors, or register its class with torch.utils._pytree.register_pytree_node",
         )
+
+
+def holds_data(leaf: Any) -> bool:
+    """Whether ``leaf`` is a tensor or array, or holds one."""
+    return _held_data(leaf, _MAX_DEPTH) is not None
 
 
 def _held_data(value: Any, depth: int) -> Any | None:

@@ -98,7 +98,7 @@ def _replace_missing(node: Node, missing: set[Node], depends: set[Node]) -> None
         (other,) = (n for n in node.args if n not in missing)
         if isinstance(other, Node) and _same_meta(other, node):
             node.replace_all_uses_with(other)
-            _view_again(node)
+            _view_again(node, depends)
             return
     for gradient in [n for n in node.all_input_nodes if n in missing]:
         with node.graph.inserting_before(node):
@@ -107,16 +107,36 @@ def _replace_missing(node: Node, missing: set[Node], depends: set[Node]) -> None
         node.replace_input_with(gradient, zeros)
 
 
-def _view_again(replaced: Node) -> None:
-    """Let what was a view of ``replaced``, such as the parts of a ``cat``'s gradient, be a view of what stands in its place."""
+def _view_again(replaced: Node, depends: set[Node]) -> None:
+    """Let what was a view of ``replaced``, such as the parts of a ``cat``'s gradient, be a view of what stands in its place.
+
+    Autograd reshapes where the trace says ``view``: what is laid out otherwise than the sum was is copied first.
+    """
     key = storage_key(replaced.meta["val"])
     for node in replaced.graph.nodes:
         tensors = [t for t in tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)]
         if node is replaced or node.op != "call_function" or all(storage_key(t) != key for t in tensors):
             continue
+        if node.target in (aten.view.default, aten._unsafe_view.default):
+            _copy_unless_viewed(node, depends)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         with replaced.meta["val"].fake_mode:
             node.meta["val"] = node.target(*args, **kwargs)
+
+
+def _copy_unless_viewed(view: Node, depends: set[Node]) -> None:
+    """Put a copy before ``view`` if what it looks at is not laid out for it."""
+    (base,) = view.all_input_nodes
+    value = base.meta["val"]
+    with value.fake_mode:
+        if storage_key(value.reshape(view.args[1])) == storage_key(value):
+            return
+        copied = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    with view.graph.inserting_before(view):
+        copy = view.graph.call_function(aten.clone.default, (base,), {"memory_format": torch.contiguous_format})
+    copy.meta = {**view.meta, "val": copied}
+    depends.add(copy)
+    view.replace_input_with(base, copy)
 
 
 def _zeros(graph: fx.Graph, like: Node) -> Node:

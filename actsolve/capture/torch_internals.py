@@ -38,6 +38,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
 from torch.utils._python_dispatch import _disable_current_modes
 
+from actsolve.capture.answers import Answers, asks, is_through_masks, may_ask
 from actsolve.errors import UsageError
 
 __all__ = [
@@ -76,7 +77,12 @@ DATA_DEPENDENT = (
 
 
 def export_joint(
-    module: torch.nn.Module, args: tuple[torch.Tensor, ...], *, correct: Correct, kernels: Mapping[Any, Callable[..., Any]]
+    module: torch.nn.Module,
+    args: tuple[torch.Tensor, ...],
+    *,
+    correct: Correct,
+    kernels: Mapping[Any, Callable[..., Any]],
+    answers: Answers | None = None,
 ) -> JointExport:
     """Return the joint forward and backward graph of ``module(*args)``, functionalised, on fake tensors.
 
@@ -89,10 +95,11 @@ def export_joint(
         correct: Called as ``correct(kernel, args, kwargs, result)`` for each kernel; returns what its
             result really looks like.
         kernels: What to trace for some composite kernels of torch.
+        answers: To what the forward asks of its tensors, if they are known.
     """
     tensors = [*args, *module.parameters(), *module.buffers()]
     given_mode = detect_fake_mode(tensors)
-    fake_mode = given_mode or _CorrectedFakeTensorMode(correct)
+    fake_mode = given_mode or _CorrectedFakeTensorMode(correct, answers)
     no_autocast_in_backward = torch._functorch.config.patch(backward_pass_autocast="off")
     with contextlib.ExitStack() as stack, no_autocast_in_backward:
         if given_mode is not None:
@@ -122,24 +129,32 @@ def _fake_constants() -> contextlib.AbstractContextManager[Any]:
 class _CorrectedFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Fake tensors laid out as the kernels lay out real ones, where torch's meta functions say otherwise."""
 
-    def __init__(self, correct: Correct) -> None:
+    def __init__(self, correct: Correct, answers: Answers | None) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self._correct = correct
+        self._answers = answers
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._answers is not None and asks(func, args) and getattr(args[0], "constant", None) is None:
+            asked = self._answers.to(func, args)
+            if asked is not None and not is_through_masks(func):
+                return asked.traced(self)
+            if not is_through_masks(func):
+                with self:
+                    args = self._answers.by_position(args)
         result = super().dispatch(func, types, args, kwargs or {})
         return self._correct(func, args, kwargs or {}, result)
 
 
 @contextlib.contextmanager
 def _nothing_lost() -> Iterator[None]:
-    """Keep calls of which nothing reads the result but that have an effect: random draws, and checks that may raise.
+    """Keep calls of which nothing reads the result but that have an effect: random draws, checks that may raise, and questions.
 
     Fx takes some of both for dead code. The check of a decomposition's success is traced as an op like others, not as an
     effect that is threaded through.
     """
     check = torch.ops.aten._linalg_check_errors.default
-    kept = {check, *(op for op in _aten_overloads() if torch.Tag.nondeterministic_seeded in op.tags)}
+    kept = {check, *(op for op in _aten_overloads() if torch.Tag.nondeterministic_seeded in op.tags or may_ask(op))}
     added = kept - torch.fx.node._side_effectful_functions
     effect = torch._library.simple_registry.singleton.find(check._name).effect
     before = effect.effect

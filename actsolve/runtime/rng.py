@@ -1,4 +1,4 @@
-"""Replays of random ops: the same numbers again, and the generator as if nothing had been drawn."""
+"""Random state: of replays, which draw the same numbers again and leave the generator alone, and of forwards begun anew."""
 
 from __future__ import annotations
 
@@ -6,6 +6,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+
+def random_state() -> list[torch.Tensor]:
+    """Return the states of torch's own generators: the CPU's, and those of the GPUs in use."""
+    return [generator.get_state() for generator in _generators()]
+
+
+def set_random_state(states: list[torch.Tensor]) -> None:
+    """Set what `random_state` returned."""
+    for generator, state in zip(_generators(), states, strict=True):
+        generator.set_state(state)
+
+
+def _generators() -> list[torch.Generator]:
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.default_generator, *(torch.cuda.default_generators if in_use else ())]
 
 
 def rng_state(device: torch.device) -> torch.Tensor:

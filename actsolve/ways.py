@@ -1,0 +1,87 @@
+"""The planned steps for one signature: one for each way that the Python of the forward was seen to take.
+
+Mostly there is one. Where Python reads numbers from tensors, or sizes depend on what they hold, a planned forward holds each
+answer against that which it was traced for. At the first that differs it ends, before it has changed anything but random
+state, and another step begins anew: one for these answers, if there is one yet, else one that is planned now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from actsolve.capture.answers import Answer
+from actsolve.compiled import CompiledStep
+from actsolve.errors import UsageError
+from actsolve.runtime.answered import AnswerChanged, same
+from actsolve.runtime.rng import random_state, set_random_state
+
+MANY_WAYS = 8  # after so many, the original runs where Python takes yet another
+
+
+@dataclass
+class Ways:
+    """The planned steps for one signature.
+
+    Attributes:
+        steps: The latest first; none where the original is to run.
+    """
+
+    steps: list[CompiledStep] = field(default_factory=list)
+
+    def run(
+        self, call: Callable[[CompiledStep], Any], plan: Callable[[], CompiledStep | None], original: Callable[[], Any]
+    ) -> Any:
+        """Return what a planned forward returns for these inputs.
+
+        Args:
+            call: Calls a step with them.
+            plan: Plans for them; None where the original is to run instead.
+            original: Runs the original.
+
+        Raises:
+            UsageError: the forward is answered otherwise when it is traced than when it runs, or each time that it runs.
+        """
+        if not self.steps:
+            return original()
+        step = self.steps[0]
+        answers: tuple[Answer, ...] = ()
+        state = random_state() if step.answers else None
+        while True:
+            try:
+                result = call(step)
+            except AnswerChanged as changed:
+                known = (*step.answers[: changed.position], changed.found)
+            else:
+                self._first(step)
+                return result
+            if state is not None:
+                set_random_state(state)
+            if len(known) <= len(answers):
+                raise _unsteady(step, len(known) - 1)
+            answers = known
+            found = next((s for s in self.steps if _begins_with(s.answers, known)), None)
+            if found is None and (found := plan()) is None:
+                return original()
+            if not _begins_with(found.answers, known):
+                raise _unsteady(step, len(known) - 1)
+            step = found
+
+    def _first(self, step: CompiledStep) -> None:
+        if self.steps[:1] != [step]:
+            self.steps[:] = [step, *(s for s in self.steps if s is not step)]
+
+
+def _begins_with(answers: tuple[Answer, ...], known: tuple[Answer, ...]) -> bool:
+    return len(answers) >= len(known) and all(map(same, answers, known))
+
+
+def _unsteady(step: CompiledStep, position: int) -> UsageError:
+    where = step.captured.joint.asked_at(position)
+    return UsageError(
+        "the forward is answered otherwise each time that it runs",
+        where=where,
+        why="Python depends on what a tensor holds there, and that differs with the same inputs",
+        try_='deterministic kernels, or on_error="original" to train the model as it is',
+    )
