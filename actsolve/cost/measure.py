@@ -6,6 +6,7 @@ Every distinct signature is run on real tensors and timed; its workspace is read
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -125,8 +126,12 @@ def _measure_all(
             if progress is not None:
                 progress(done, len(items))
         workspaces = _workspaces({s: batch[s] for s in times}, failed)
-        fresh = {s: Measured(seconds=times[s].seconds, workspace_bytes=size) for s, size in workspaces.items()}
-        cache.add({s: figures for s, figures in fresh.items() if not times[s].rough})
+        now = time.time()
+        fresh = {
+            s: Measured(seconds=times[s].seconds, workspace_bytes=size, rough_at=now if times[s].rough else None)
+            for s, size in workspaces.items()
+        }
+        cache.add(fresh)
         found.update(fresh)
     spread.warn_if_busy()
     return found, failed

@@ -3,12 +3,16 @@
 A file is read without a lock, for it only ever appears whole: it is written aside and renamed, under a lock, with what other
 processes have added meanwhile. One that cannot be read is rebuilt, and said so. A cache that cannot be written is
 done without.
+
+What was measured on a busy machine is rough, and serves for an hour: a second run finds the plan again that was made with it, and
+no figure stays that a quiet machine would not confirm.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -23,6 +27,7 @@ from actsolve.json_file import write_bytes
 logger = logging.getLogger(__name__)
 
 _LOCK_TIMEOUT_S = 20.0
+_ROUGH_SERVES_S = 3600.0
 
 
 class Measured(BaseModel):
@@ -31,12 +36,19 @@ class Measured(BaseModel):
     Attributes:
         seconds: Median of one run.
         workspace_bytes: The most that it allocated at once beyond its outputs.
+        rough_at: Unix time of when it was measured, if its runs lay too far apart for the figure to be kept for good.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     seconds: Annotated[float, Field(ge=0, le=1e6)]
     workspace_bytes: Annotated[int, Field(ge=0, le=2**62)] = 0
+    rough_at: Annotated[float, Field(ge=0, le=1e12)] | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether it need not be measured again."""
+        return self.rough_at is None or 0 <= time.time() - self.rough_at < _ROUGH_SERVES_S
 
 
 class _File(BaseModel):
@@ -62,7 +74,7 @@ class MeasuredCache:
         self.path = (directory or cache_dir()) / f"costs-{digest}.json"
 
     def read(self) -> dict[str, Measured]:
-        """Return all that is known; nothing if there is no file, or none that can be read."""
+        """Return all that is known, but rough figures of long ago; nothing if there is no file, or none that can be read."""
         try:
             file = _File.model_validate_json(self.path.read_bytes())
         except FileNotFoundError:
@@ -73,7 +85,7 @@ class MeasuredCache:
         if file.environment != self.environment:
             logger.warning("%s is of another environment and will be rebuilt", self.path)
             return {}
-        return file.measured
+        return {signature: figures for signature, figures in file.measured.items() if figures.serves}
 
     def add(self, measured: Mapping[str, Measured]) -> None:
         """Add ``measured`` to the file, beside what other processes have added since it was read."""

@@ -67,7 +67,7 @@ class Timed:
 
     @property
     def rough(self) -> bool:
-        """Whether the runs lie so far apart that the figure is not worth keeping."""
+        """Whether the runs lie so far apart that the figure is not worth keeping for good."""
         return self.median_s > _BUSY * self.seconds
 
 
