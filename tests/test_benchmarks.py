@@ -127,6 +127,26 @@ def test_a_baseline_that_beats_ours_is_told(script: Any) -> None:
     assert baselines.cell("rotor", {"savings": savings}) == "50% of 1"
 
 
+def test_a_second_run_that_is_not_quicker_is_told(script: Any) -> None:
+    missed = script("capture_time").missed
+    first = {
+        "model": "gpt-small",
+        "build_s": 1.0,
+        "capture_s": 18.0,
+        "cost_s": 0.5,
+        "measured": 40,
+        "solve_s": 9.0,
+        "earlier_s": None,
+    }
+    second = {**first, "measured": 0, "earlier_s": 9.0}
+    assert missed(first, second) == []
+    assert missed({**first, "cost_s": 1.5}, second) == ["20.5 s until it is captured and costed"]
+    assert missed({**first, "model": "gpt-xl", "cost_s": 1.5}, second) == []
+    assert len(missed(first, {**second, "measured": 1, "earlier_s": None})) == 2
+    nothing = {key: value for key, value in first.items() if key not in ("solve_s", "earlier_s")} | {"nothing": "no plan fits"}
+    assert missed(nothing, {**nothing, "measured": 0}) == ["the first run: no plan fits", "the second run: no plan fits"]
+
+
 def test_ops_that_run_twice_are_counted(script: Any) -> None:
     steps = [Step(StepKind.COMPUTE, op=0), Step(StepKind.FREE, value=0), Step(StepKind.COMPUTE, op=1)]
     ops_run_twice = script("keep_all_speed").ops_run_twice
@@ -149,6 +169,7 @@ def test_help_can_be_asked_for(script: Any, capsys: pytest.CaptureFixture[str]) 
         ("keep_all_speed", ["--models", "mlp-mini", "--pairs", "6", "--short"]),
         ("large_model", ["--models", "gpt-small", "--budgets", "50%"]),
         ("frontier", ["--models", "gpt-mini", "--points", "3"]),
+        ("capture_time", ["--models", "mlp-mini,resnet18"]),
     ],
 )
 def test_every_benchmark_prints_one_json_object(name: str, arguments: list[str], tmp_path: Path) -> None:
