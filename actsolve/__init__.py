@@ -14,6 +14,7 @@ from actsolve.errors import ActsolveError, CaptureError, FileFormatError, Infeas
 
 if TYPE_CHECKING:
     from actsolve.api import optimize
+    from actsolve.inductor.backend import backend
     from actsolve.plan_file import load_plan
     from actsolve.training_step import TrainingStep
 
@@ -26,11 +27,17 @@ __all__ = [
     "SolverError",
     "TrainingStep",
     "UsageError",
+    "backend",
     "load_plan",
     "optimize",
 ]
 
-_LAZY = {"optimize": "actsolve.api", "TrainingStep": "actsolve.training_step", "load_plan": "actsolve.plan_file"}
+_LAZY = {
+    "TrainingStep": "actsolve.training_step",
+    "backend": "actsolve.inductor.backend",
+    "load_plan": "actsolve.plan_file",
+    "optimize": "actsolve.api",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,1 @@
+"""The torch.compile route: a partitioner for Inductor."""

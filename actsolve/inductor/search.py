@@ -1,0 +1,138 @@
+"""The budget to plan for, so that what is measured is within the budget that was given.
+
+Inductor fuses kernels, moves them and reuses their memory, so that the peak of a schedule of kernels is only an estimate of the
+peak of what it makes of it. Here is the truth: plan, compile, measure, and plan for less or for more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from actsolve.check import check
+from actsolve.inductor.emit import emitted
+from actsolve.inductor.split import Split, split_of
+from actsolve.inductor.torch_inductor import Modules, Partitioner, compiled
+from actsolve.inductor.trial import Trial, trial
+from actsolve.plan import Plan
+from actsolve.planners import PlannerOptions, least_budget, plan
+from actsolve.problem import Problem
+from actsolve.simulate import Timeline, timeline_of
+
+_CLOSE = 0.97  # of the budget: more is not worth another round
+_STEP = 0.01  # of a planned budget: as little says nothing
+_PLANS_PER_ROUND = 3  # some turn out to be plans that were measured before
+
+
+@dataclass(frozen=True)
+class Round:
+    """One plan that was compiled and measured.
+
+    Attributes:
+        budget_bytes: What was planned for, above static memory.
+        plan: The plan.
+        timeline: What the simulator says of it.
+        trial: What was measured.
+        function: The compiled step.
+    """
+
+    budget_bytes: int
+    plan: Plan
+    timeline: Timeline
+    trial: Trial
+    function: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A graph of torch.compile's that is to be trained.
+
+    Attributes:
+        module: The graph.
+        inputs: Its inputs.
+        split: How Inductor splits it.
+        problem: Its kernels and their costs; what a plan may take is set per round.
+        options: Of Inductor.
+        key: What else than the plan a compiled step depends on.
+    """
+
+    module: torch.fx.GraphModule
+    inputs: Sequence[Any]
+    split: Split
+    problem: Problem
+    options: dict[str, Any]
+    key: str
+
+    def run(self, found: Plan, budget_bytes: int) -> Round:
+        """Compile and measure a plan."""
+        timeline = timeline_of(self.problem, found)
+        check(replace(self.problem, budget_bytes=max(budget_bytes, timeline.peak_bytes)), timeline.schedule)
+
+        def partition(_: torch.fx.GraphModule, stock: Callable[[], Modules], n_outputs: int) -> Modules:
+            split = split_of(*stock(), n_outputs)
+            assert split.graph.fingerprint == self.split.graph.fingerprint, "torch traces the same graph in two ways"
+            return emitted(split, timeline.schedule)
+
+        key = f"{self.key} {self.split.graph.fingerprint} {[(s.kind.value, s.op, s.value) for s in timeline.schedule.steps]}"
+        function = compiled(self.module, self.inputs, Partitioner(partition, key), self.options)
+        return Round(budget_bytes, found, timeline, trial(function, self.inputs), function)
+
+
+def rounds_within(step: Step, budget_bytes: int, stock: Trial | None, options: PlannerOptions, most: int) -> list[Round]:
+    """Return rounds for plans that take at most ``budget_bytes`` above static memory when they are run, the best of them last.
+
+    If none does, the last one is that of the smallest peak.
+
+    Args:
+        step: What to compile.
+        budget_bytes: What may be allocated at once above static memory.
+        stock: What Inductor's own step took, if it could be run.
+        options: For the planner.
+        most: How many plans to try.
+    """
+    problem = step.problem
+    predicted = timeline_of(problem, plan(problem, "keep_all")).peak_bytes
+    low, high = 0, predicted  # planned budgets: the largest known to fit, the smallest known not to
+    aim = budget_bytes if stock is None else int(budget_bytes * predicted / needed(stock, problem))
+    rounds: list[Round] = []
+    for _ in range(_PLANS_PER_ROUND * most):
+        last_chance = len(rounds) == most - 1 and not low and bool(rounds)
+        found = plan(replace(problem, budget_bytes=aim), "milp", replace(options, seeds=tuple(r.plan for r in rounds)))
+        smallest = last_chance or not found.found
+        if smallest:
+            aim, found = least_budget(problem, options)
+        schedule = timeline_of(problem, found).schedule
+        known = next((r for r in rounds if r.timeline.schedule == schedule), None)
+        if known is None:
+            if len(rounds) == most:
+                break
+            known = step.run(found, aim)
+            rounds.append(known)
+        share = budget_bytes / needed(known.trial, problem)
+        if share >= 1:
+            low = max(low, aim)
+        else:
+            high = min(high, aim)
+        if 1 <= share <= 1 / _CLOSE or (smallest and share < 1):
+            break
+        aim = int(aim * share * (0.995 if share < 1 else 1.0))
+        if not low < aim < high:
+            aim = (low + high) // 2
+        if high - low <= _STEP * high:
+            break
+    return sorted(rounds, key=lambda r: _rank(r, budget_bytes), reverse=True)
+
+
+def needed(measured: Trial, problem: Problem) -> int:
+    """Return the most that a step takes above static memory, the optimizer's step included."""
+    return max(measured.peak_bytes, measured.end_bytes + problem.optimizer_bytes)
+
+
+def _rank(one: Round, budget_bytes: int) -> tuple[bool, float]:
+    """What fits comes first, by time; then what does not, by peak."""
+    size_bytes = needed(one.trial, one.timeline.problem)
+    fits = size_bytes <= budget_bytes
+    return not fits, one.timeline.extra_s if fits else size_bytes

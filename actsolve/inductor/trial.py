@@ -1,0 +1,84 @@
+"""What a compiled step really takes: run once on its own inputs, forward and backward.
+
+The parameters are used as they are and keep their gradients; all other inputs are copied, for the step may write into them,
+and the random state is put back. So it takes the memory of a real step without the optimizer's state, and a copy of the inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from actsolve.capture.torch_internals import storage_key
+from actsolve.inductor.torch_inductor import real_run
+from actsolve.runtime.exactness import bitwise_equal, relative_difference
+from actsolve.runtime.memory_events import measure_peak
+
+Tensors = list[torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one run took and gave.
+
+    Attributes:
+        peak_bytes: The most that was allocated at once above the inputs.
+        end_bytes: What is left at its end: outputs and gradients.
+        results: Outputs, gradients, and the inputs that it may have written into, on the CPU.
+    """
+
+    peak_bytes: int
+    end_bytes: int
+    results: Tensors
+
+    def difference(self, other: Trial) -> float | None:
+        """Return the largest relative difference between the results of two runs, or None where all bits are equal."""
+        if all(bitwise_equal(a, b) for a, b in zip(self.results, other.results, strict=True)):
+            return None
+        return relative_difference(self.results, other.results)
+
+
+def trial(compiled: Callable[..., Any], inputs: Sequence[Any]) -> Trial:
+    """Run forward and backward of a compiled step, twice: the first run may compile, the second is measured."""
+    tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
+    device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
+    cuda = sorted({t.device.index or 0 for t in tensors if t.device.type == "cuda"})
+    with real_run(), torch.random.fork_rng(devices=cuda), torch.enable_grad():
+        state = torch.get_rng_state(), [torch.cuda.get_rng_state(i) for i in cuda]
+        for _ in range(2):
+            torch.set_rng_state(state[0])
+            for index, one in zip(cuda, state[1], strict=True):
+                torch.cuda.set_rng_state(one, index)
+            given = _given(inputs)
+            measured = measure_peak(lambda given=given: _step(compiled, given), device)  # type: ignore[misc]
+            results = [*measured.result, *(t for t in given if isinstance(t, torch.Tensor) and not t.requires_grad)]
+        return Trial(measured.peak_bytes, measured.end_bytes, [None if t is None else t.detach().cpu().clone() for t in results])
+
+
+def _given(inputs: Sequence[Any]) -> list[Any]:
+    """Return inputs of a run: leaves of its own, which share the parameters' memory; and copies of all that needs no gradient."""
+    copies: dict[int, Any] = {}
+    given = []
+    for one in inputs:
+        if not isinstance(one, torch.Tensor):
+            given.append(one)
+        elif one.requires_grad:
+            given.append(one.detach().requires_grad_())
+        else:
+            if storage_key(one) not in copies:
+                copies[storage_key(one)] = one.untyped_storage().clone()  # type: ignore[no-untyped-call]
+            shared = torch.empty(0, dtype=one.dtype, device=one.device)
+            given.append(shared.set_(copies[storage_key(one)], one.storage_offset(), one.size(), one.stride()))
+    return given
+
+
+def _step(compiled: Callable[..., Any], given: list[Any]) -> Tensors:
+    outputs = [t for t in compiled(*given) if isinstance(t, torch.Tensor)]
+    started = [t for t in outputs if t.requires_grad]
+    tangents = [torch.ones_like(t) if t.dim() == 0 else torch.randn_like(t) for t in started]
+    leaves = [t for t in given if isinstance(t, torch.Tensor) and t.requires_grad]
+    gradients = torch.autograd.grad(started, leaves, tangents, allow_unused=True)
+    return [*outputs, *gradients]

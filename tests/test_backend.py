@@ -1,0 +1,213 @@
+"""`actsolve.backend`: torch.compile within a memory budget, bit for bit as Inductor trains by itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import actsolve
+from actsolve.errors import ActsolveError, CaptureError, InfeasibleBudget, UsageError
+from actsolve.inductor.kernels import base_of, kernels_of
+from actsolve.inductor.torch_inductor import passing_through
+
+Tensors = list[torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_a_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("ACTSOLVE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "costs"))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    yield
+    torch.set_num_threads(before)
+
+
+class Block(nn.Module):
+    """Norm, wide layer, dropout: reductions, products and random numbers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(0.1)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.dropout(self.narrow(nn.functional.gelu(self.wide(self.norm(x)))))
+
+
+class Mixed(nn.Module):
+    """Convolutions with batch norm, then blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(3 if i == 0 else 8, 8, 3, padding=1) for i in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(3))
+        self.blocks = nn.Sequential(Block(8), Block(8), Block(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = torch.relu(norm(conv(x)))
+        return self.blocks(x.flatten(2).transpose(1, 2))
+
+
+class Mean(nn.Module):
+    """A loss of a model's output, in the same graph."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x).square().mean()
+
+
+def trained(module: nn.Module, run: Callable[..., Any], *inputs: torch.Tensor, steps: int = 2) -> Tensors:
+    """Train by SGD; return losses, gradients, parameters, buffers and what the generator gives next."""
+    torch.manual_seed(0)
+    seen: Tensors = []
+    for _ in range(steps):
+        module.zero_grad()
+        loss = run(*inputs)
+        loss.backward()
+        with torch.no_grad():
+            for p in module.parameters():
+                p -= 0.1 * p.grad
+        seen += [loss.detach(), *(p.grad.clone() for p in module.parameters())]
+    return [*seen, *(t.detach().clone() for t in module.state_dict().values()), torch.rand(4)]
+
+
+def assert_trains_as_inductor_does(model: nn.Module, x: torch.Tensor, backend: Any) -> None:
+    stock = copy.deepcopy(model)
+    compiled, own = (torch.compile(Mean(m), backend=b, dynamic=False) for m, b in ((model, backend), (stock, "inductor")))
+    ours, theirs = trained(model, compiled, x), trained(stock, own, x)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    (graph,) = backend.graphs
+    assert graph.difference is None and graph.compared
+    assert graph.stock_bytes is not None and graph.peak_bytes <= graph.budget_bytes
+    assert graph.peak_bytes < graph.stock_bytes and graph.extra_s > 0 and graph.tried
+    assert "bitwise" in backend.report()
+
+
+def test_a_plan_trains_as_inductor_does_within_the_budget() -> None:
+    """With dropout: loss, gradients and random state are bitwise equal, and memory is saved."""
+    torch.manual_seed(0)
+    backend = actsolve.backend("80%", optimizer="sgd", hardware="a100", time_limit_s=5, rounds=2)
+    assert backend.report() == "nothing was compiled for training yet"
+    layers = [layer for _ in range(6) for layer in (nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.1))]
+    assert_trains_as_inductor_does(nn.Sequential(*layers), torch.randn(512, 16), backend)
+
+
+def test_a_budget_that_inductor_meets_is_left_to_it() -> None:
+    """And planning leaves gradients and the random state alone."""
+    model, x, backend = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), torch.randn(4, 8), actsolve.backend("1GiB")
+    kept = model[0].weight.grad = torch.ones(8, 8)
+    state = torch.get_rng_state()
+    compiled = torch.compile(model, backend=backend, dynamic=False)
+    output = compiled(x)
+    torch.set_rng_state(state)
+    assert torch.equal(output, compiled(x))
+    assert model[0].weight.grad is kept and torch.equal(kept, torch.ones(8, 8))
+    (graph,) = backend.graphs
+    assert graph.predicted_bytes is None and graph.peak_bytes == graph.stock_bytes and graph.tried == ()
+    with torch.no_grad():
+        assert compiled(x).shape == (4, 8)  # without a backward nothing is planned
+    assert backend.graphs == [graph]
+
+
+def test_what_does_not_fit_is_said_in_our_words() -> None:
+    """torch.compile lets our errors through, with what fits; the message is what `InfeasibleBudget` says elsewhere."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+    compiled = torch.compile(model, backend=actsolve.backend(70_000, hardware="a100", time_limit_s=5, rounds=1), dynamic=False)
+    with pytest.raises(InfeasibleBudget, match=r"no compiled step fits 68\.36 KiB") as caught:
+        compiled(torch.randn(256, 64)).sum().backward()
+    assert caught.value.smallest_bytes is not None and caught.value.smallest_bytes > 70_000
+    assert f"a budget of {caught.value.smallest_bytes} bytes" in str(caught.value)
+
+
+def test_a_second_graph_is_refused_with_a_budget_in_bytes() -> None:
+    def broken(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y = (x @ weight).relu()
+        torch._dynamo.graph_break()
+        return (y @ weight).sum()
+
+    x, weight = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
+    with pytest.raises(UsageError, match="the step is more than one graph"):
+        torch.compile(broken, backend=actsolve.backend("1GiB"), dynamic=False)(x, weight)
+    torch._dynamo.reset()
+    backend = actsolve.backend("100%")
+    torch.compile(broken, backend=backend, dynamic=False)(x, weight).backward()
+    assert len(backend.graphs) == 2
+
+
+def test_symbolic_shapes_are_refused() -> None:
+    compiled = torch.compile(nn.Linear(8, 8), backend=actsolve.backend("60%"), dynamic=True)
+    with pytest.raises(CaptureError, match="the step's shapes are symbolic"):
+        compiled(torch.randn(5, 8))
+
+
+def test_the_users_own_checkpoints_are_refused() -> None:
+    layer = nn.Linear(8, 8)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(lambda x: layer(x).relu(), x, use_reentrant=False).sum()
+
+    with pytest.raises(CaptureError, match=r"recomputes by torch\.utils\.checkpoint"):
+        torch.compile(run, backend=actsolve.backend("60%"), dynamic=False)(torch.randn(4, 8))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mem_budget": "lots"}, "cannot read"),
+        ({"mem_budget": 1.5}, "a share"),
+        ({"mem_budget": "60%", "optimizer": "adamm"}, "adamm"),
+        ({"mem_budget": "60%", "rounds": 0}, "rounds=0"),
+        ({"mem_budget": "60%", "rounds": True}, "rounds=True"),
+        ({"mem_budget": "60%", "hardware": "abacus"}, "abacus"),
+    ],
+)
+def test_wrong_arguments_are_told_at_once(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        actsolve.backend(**arguments)
+
+
+def test_errors_pass_as_what_they_are() -> None:
+    error = InfeasibleBudget("nothing fits", where="here", smallest_bytes=7)
+    through = passing_through(error)
+    assert isinstance(through, InfeasibleBudget) and str(through) == str(error)
+    assert (through.smallest_bytes, through.where, through.exit_code) == (7, "here", 3)
+    assert isinstance(through, ActsolveError)
+
+
+def test_kernels_are_joined_as_inductor_would() -> None:
+    """What is elementwise joins what it follows; a product is alone; views are none."""
+
+    def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return ((x.relu() + 1) @ w.t()).exp().sum(1) * 2
+
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with FakeTensorMode() as mode:
+        module = make_fx(step, tracing_mode="real")(torch.empty(4, 8), torch.empty(16, 8))
+    assert mode is not None
+    names = [[node.name for node in kernel.nodes] for kernel in kernels_of(module.graph)]
+    assert names == [["relu", "add"], ["mm"], ["exp", "sum_1", "mul"]]
+    (transposed,) = module.graph.find_nodes(op="call_function", target=torch.ops.aten.t.default)
+    assert base_of(transposed).op == "placeholder"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", ["60%", "min"])
+def test_convolutions_and_deep_models_train_as_inductor_does(budget: str) -> None:
+    """Batch norm too: its buffers are updated once."""
+    torch.manual_seed(0)
+    images = torch.randn(8, 3, 16, 16)
+    assert_trains_as_inductor_does(Mixed(), images, actsolve.backend(budget, optimizer="sgd", time_limit_s=10))
+    deep = nn.Sequential(*(Block(64) for _ in range(4)))
+    assert_trains_as_inductor_does(deep, torch.randn(512, 64), actsolve.backend(budget, time_limit_s=10))
