@@ -1,0 +1,171 @@
+"""Under torch.compile: is it better than per-layer checkpointing, and than PyTorch's own memory budget?
+
+The step (model and loss in one graph) is compiled four ways, each on parameters of its own: by stock Inductor; by Inductor with
+`torch.utils.checkpoint` around every block; by Inductor with the largest `activation_memory_budget` whose measured peak fits;
+and by `actsolve.backend`. The budget is the measured peak of per-layer checkpointing, or a share of what stock Inductor needs
+above static memory. Shown: our loss, gradients, parameters, buffers and random state are bitwise those of stock Inductor over
+three steps; our measured peak is within the budget; and where the others fit, our step takes no longer than theirs, all timed in
+turns.
+
+    python examples/benchmarks/compiled.py --models gpt-mini --budgets checkpoint,60% --threads 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from statistics import median
+from types import FunctionType
+from typing import Any
+
+import common
+import torch
+import torch._functorch.config
+from by_hand import checkpointed
+from common import Row, interval
+from torch import nn
+
+import actsolve
+import models_zoo
+from actsolve.errors import InfeasibleBudget
+from actsolve.runtime.exactness import largest_difference
+from actsolve.runtime.measure_step import interleaved_times, median_ratio_ci
+from actsolve.runtime.trainer import Trainer, scalar_loss
+from actsolve.training_step import TrainingStep
+from actsolve.units import format_bytes, format_seconds
+
+MODELS = ("gpt-mini", "llama-mini", "vit-mini", "resnet18-mini")
+BUDGETS = ("checkpoint",)
+MEMORY_BUDGETS = (0.9, 0.7, 0.5, 0.3, 0.15, 0.05, 0.0)  # compiled from the left, until one fits
+MAX_RATIO = 1.02  # of the others' times
+_NUMBERS = count()
+
+
+class WithLoss(nn.Module):
+    """A model with its loss, so that both are compiled as one graph."""
+
+    def __init__(self, step: TrainingStep, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.loss_fn = step.loss_fn
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = self.model(*args, **kwargs)
+        return scalar_loss(output) if self.loss_fn is None else self.loss_fn(output)
+
+
+def compiled(step: TrainingStep, backend: Any = "inductor", wrap: Callable[[nn.Module], nn.Module] = copy.deepcopy) -> Trainer:
+    """Return what trains a copy of the step's model, compiled; all from the state that the model is in."""
+    # Dynamo keeps what it compiles by code object, whatever the backend's settings: so each gets a forward of its own.
+    code = WithLoss.forward.__code__.replace(co_name=f"forward_{next(_NUMBERS)}")
+    own = type("WithLoss", (WithLoss,), {"forward": FunctionType(code, globals())})
+    module = torch.compile(own(step, wrap(step.model)), backend=backend, dynamic=False, fullgraph=True)
+    return Trainer(replace(step, model=module, loss_fn=None), common.adamw)
+
+
+def rows_of(name: str, options: argparse.Namespace) -> list[Row]:
+    """Return a row for each budget."""
+    torch.manual_seed(0)
+    step = models_zoo.get(name)(**({"batch": options.batch} if options.batch else {}))
+    stock = compiled(step)
+    hand = compiled(step, wrap=lambda model: checkpointed(model, 1))
+    peaks = {"stock": common.peak_bytes(stock), "checkpoint": common.peak_bytes(hand)}
+    own: dict[float, tuple[Trainer, int]] = {}
+    common.tell(f"{name} peaks {peaks}")
+    rows = []
+    for budget in options.budgets:
+        common.tell(f"{name} at {budget}")
+        static_bytes = stock.static_bytes()
+        given: str | int = peaks["checkpoint"] if budget == "checkpoint" else budget
+        cap = given if isinstance(given, int) else static_bytes + int(float(given[:-1]) / 100 * (peaks["stock"] - static_bytes))
+        fitting = largest_fitting(step, cap, own)
+        others = {"stock": stock, "checkpoint": hand} | ({} if fitting is None else {"torch": own[fitting][0]})
+        rows.append(row_of(step, budget, cap, others, options))
+        rows[-1] |= {
+            "model": name,
+            "peaks": peaks,
+            "memory_budget": fitting,
+            "own_peak_bytes": own[fitting][1] if fitting is not None else None,
+        }
+    return rows
+
+
+def largest_fitting(step: TrainingStep, cap: int, known: dict[float, tuple[Trainer, int]]) -> float | None:
+    """Return the largest `activation_memory_budget` whose measured peak is within ``cap``, if any; ``known`` grows."""
+    for budget in MEMORY_BUDGETS:
+        if budget not in known:
+            with torch._functorch.config.patch(activation_memory_budget=budget):
+                trainer = compiled(step)
+                known[budget] = trainer, common.peak_bytes(trainer)  # compiled at its first call
+            common.tell(f"activation_memory_budget {budget:g}: {known[budget][1]}")
+        if known[budget][1] <= cap:
+            return budget
+    return None
+
+
+def row_of(step: TrainingStep, budget: str, cap: int, others: dict[str, Trainer], options: argparse.Namespace) -> Row:
+    """Return what ours needs within ``cap``, its bits, and its times beside the others'."""
+    row: Row = {"budget": budget, "budget_bytes": cap, "missed": []}
+    backend = actsolve.backend(cap, time_limit_s=options.time_limit, rounds=options.rounds)
+    ours = compiled(step, backend)
+    fresh = compiled(step)
+    try:
+        row["difference"] = largest_difference(fresh, ours)
+    except InfeasibleBudget as error:
+        return row | {"reason": error.what, "smallest_bytes": error.smallest_bytes, "missed": [f"{error.what}: {error.why}"]}
+    common.tell(backend.report())
+    (graph,) = backend.graphs
+    row |= {"our_peak_bytes": common.peak_bytes(ours), "predicted_extra_s": graph.extra_s, "tried": graph.tried}
+    steps = {**others, "ours": ours}
+    times = interleaved_times(
+        {n: t.step for n, t in steps.items()}, options.pairs, before={n: t.drop_gradients for n, t in steps.items()}
+    )
+    row["step_s"] = {n: median(t) for n, t in times.items()}
+    row["ratios"] = {n: median_ratio_ci(times["ours"], times[n]) for n in others}
+    row["missed"] += missed(row)
+    return row
+
+
+def missed(row: Row) -> list[str]:
+    """Return what does not hold of what is to be shown."""
+    found = []
+    if row["difference"] is not None:
+        found.append(f"differs from stock Inductor by {row['difference']:.1e}")
+    if row["our_peak_bytes"] > row["budget_bytes"]:
+        found.append(f"our peak is {row['our_peak_bytes'] / row['budget_bytes']:.4f} of the budget")
+    for other, ratio in row["ratios"].items():
+        if other != "stock" and not (other == "checkpoint" and row["budget"] != "checkpoint") and ratio[1] > MAX_RATIO:
+            found.append(f"our step takes {interval(ratio)} of that of {other}")
+    return found
+
+
+def ratio_to(other: str) -> Callable[[Row], str]:
+    """Return how our time over another's is shown."""
+    return lambda row: interval(row["ratios"][other])
+
+
+COLUMNS = {
+    "model": lambda row: row["model"],
+    "budget": lambda row: f"{row['budget']}: {format_bytes(row['budget_bytes'])}",
+    "stock peak": lambda row: format_bytes(row["peaks"]["stock"]),
+    "checkpoint peak": lambda row: format_bytes(row["peaks"]["checkpoint"]),
+    "torch's own peak": lambda row: f"{format_bytes(row['own_peak_bytes'])} ({row['memory_budget']:g})",
+    "our peak": lambda row: row.get("reason") or format_bytes(row["our_peak_bytes"]),
+    "bits": lambda row: "equal" if row["difference"] is None else f"{row['difference']:.1e}",
+    "stock step": lambda row: format_seconds(row["step_s"]["stock"]),
+    "ours / stock": ratio_to("stock"),
+    "ours / checkpoint": ratio_to("checkpoint"),
+    "ours / torch's own": ratio_to("torch"),
+}
+
+if __name__ == "__main__":
+    flags = common.parser(__doc__, models=MODELS, budgets=BUDGETS)
+    flags.add_argument("--pairs", type=int, default=20, help="how often each step is timed; default 20")
+    flags.add_argument("--batch", type=int, help="in place of the models' own")
+    flags.add_argument("--rounds", type=int, default=4, help="plans that are compiled and measured at most; default 4")
+    options = flags.parse_args()
+    sys.exit(common.finish("compiled", common.rows_by_model(rows_of, options), COLUMNS, options))
