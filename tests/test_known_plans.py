@@ -23,14 +23,18 @@ from strategies import random_problem
 import actsolve
 from actsolve import known_plans as module
 from actsolve.cache_dir import cache_dir
+from actsolve.frontier_planning import frontier
 from actsolve.kept_plan import Kept
 from actsolve.known_plans import notes_of, plan_known
 from actsolve.links import Links
 from actsolve.plan import Plan, Status
 from actsolve.planners import PLANNERS, PlannerOptions
 from actsolve.planners.keep_all import keep_all
+from actsolve.planning import prepare
 from actsolve.problem import Problem
+from actsolve.settings import Settings
 from actsolve.simulate import timeline_of
+from actsolve.training_step import TrainingStep
 
 QUICK = PlannerOptions(time_limit_s=2.0)
 OPEN = 0.5  # of the extra time: what is proven of a plan that is made up here
@@ -197,6 +201,18 @@ def test_a_solver_that_the_user_stops_says_so(monkeypatch: pytest.MonkeyPatch) -
     assert PLANNERS["milp"](problem, QUICK).interrupted
 
 
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_solve_that_the_user_stops_says_so(linked: bool, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    """The solver takes Ctrl-C as its end, and does not pass it on."""
+    for name in ("dag_search", "one_pass"):
+        where = importlib.import_module(f"actsolve.planners.{name}")
+        solve = where.solve
+        monkeypatch.setattr(where, "solve", lambda *args, solve=solve, **more: replace(solve(*args, **more), interrupted=True))
+    problem = PROBLEM if not linked else replace(PROBLEM, links=Links(1e3, 1e3), min_offload_bytes=0)
+    found = plan_known(problem, QUICK)
+    assert found.found and found.interrupted and not list(cache.glob("plan-*"))
+
+
 def has_seed(problem: Problem) -> bool:
     plans = (PLANNERS[name](problem, QUICK) for name in ("rotor", "greedy"))
     whole = timeline_of(problem, keep_all(problem))
@@ -311,16 +327,39 @@ def test_nothing_is_read_or_kept_where_the_user_says_so(
     assert path.read_text() == "as it was"
 
 
-def test_a_second_optimize_does_not_solve_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def optimized() -> torch.nn.Module:
-        torch.manual_seed(0)
-        layers = [layer for _ in range(4) for layer in (torch.nn.Linear(16, 16), torch.nn.GELU())]
-        given = {"loss_fn": lambda y: y.square().mean(), "hardware": "a100", "optimizer": "sgd", "reserve_bytes": 0}
-        return actsolve.optimize(torch.nn.Sequential(*layers), (torch.ones(64, 16),), mem_budget=0.7, **given)
+def a_step(depth: int = 4, batch: int = 64) -> TrainingStep:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(depth) for layer in (torch.nn.Linear(16, 16), torch.nn.GELU())]
+    return TrainingStep(torch.nn.Sequential(*layers), (torch.ones(batch, 16),), loss_fn=lambda y: y.square().mean())
 
+
+def optimized(batch: int = 64) -> torch.nn.Module:
+    step = a_step(batch=batch)
+    given = {"loss_fn": step.loss_fn, "hardware": "a100", "optimizer": "sgd", "reserve_bytes": 0}
+    return actsolve.optimize(step.model, step.args, mem_budget=0.7, **given)
+
+
+def test_a_second_optimize_does_not_solve_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     first = optimized()
     assert "found before" not in first.report()
     monkeypatch.setitem(PLANNERS, "milp", None)  # it cannot be called any more
     again = optimized()
     assert again.plan.steps == first.plan.steps and again.plan.gap == first.plan.gap
     assert "The plan was found before, in " in again.report()
+
+
+def test_new_inputs_that_were_planned_for_before_are_not_solved_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimized(32)
+    module = optimized(64)
+    monkeypatch.setitem(PLANNERS, "milp", None)
+    loss, _ = module(torch.ones(32, 16))  # to call it would raise
+    loss.backward()
+
+
+def test_a_curve_drawn_again_says_how_much_was_known() -> None:
+    settings = Settings(hardware="a100", optimizer="sgd", reserve_bytes=0, host_budget_bytes=0, time_limit_s=20.0)
+    prepared = prepare(a_step(), "100%", settings)
+    first, again = (frontier(prepared, settings, 3) for _ in range(2))
+    assert not any("found before" in note for note in first.notes)
+    assert "The plans of 3 budgets were found before; ACTSOLVE_PLAN_CACHE=off searches anew." in again.notes
+    assert [p.step_s for p in again.points] == [p.step_s for p in first.points]
