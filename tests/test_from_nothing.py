@@ -39,8 +39,8 @@ def test_what_is_made_from_nothing_fits() -> None:
         for dag in within(random_dag(seed, 12)):
             last = dag.n_nodes - 1
             made = FromNothing(dag).made(1 << last, 1000, math.inf)
-            assert (made.runs is None) == made.proven
-            if made.runs is not None:
+            assert (bool(made.left)) == made.proven
+            if not made.left:
                 assert made.runs[-1] == last and peak_bytes(dag, list(made.runs)) <= dag.budget_bytes
 
 
@@ -74,11 +74,32 @@ def test_sweeps_are_as_good_as_any_schedule() -> None:
                 continue
             back = Backwards(FromNothing(dag))
             while not back.exhausted:
-                back.improve(math.inf, math.inf)
+                back.improve(math.inf)
             assert replayed_peak_bytes(dag, back.best) <= dag.budget_bytes
             assert sum(dag.time[u] for u in back.best) >= least
             found, best = found + sum(dag.time[u] for u in back.best), best + least
     assert found <= 1.01 * best, (found, best)
+
+
+def test_a_schedule_is_forced_wherever_there_is_one() -> None:
+    for seed in range(15):
+        for dag in within(random_dag(seed, 9)):
+            back = Backwards(FromNothing(dag))
+            back.force(math.inf)
+            assert bool(back.best) == (least_time(dag, dag.budget_bytes) is not None), (seed, dag.budget_bytes)
+            assert not back.best or replayed_peak_bytes(dag, back.best) <= dag.budget_bytes
+
+
+def test_a_schedule_is_forced_where_a_run_reads_nearly_all_that_fits() -> None:
+    dag = random_dag(5, 40)
+    dag = general_dag((*dag.sizes, 1), (*dag.reads, tuple(range(20, 40, 2))), (*dag.time, 1.0), 0)
+    dag = replace(dag, budget_bytes=max(map(dag.needs, range(41))) + 4)
+    back = Backwards(FromNothing(dag))
+    while not back.exhausted:
+        back.improve(math.inf)
+    assert not back.best
+    back.force(math.inf)
+    assert replayed_peak_bytes(dag, back.best) <= dag.budget_bytes and not back.exhausted
 
 
 def test_a_budget_that_is_impossible_is_proven_to_be_within_a_moment() -> None:
@@ -100,10 +121,10 @@ def test_shaking_makes_what_replays_too_much_as_good_as_any() -> None:
     for seed in range(3):
         for dag in within(random_dag(seed, 9)):
             made = FromNothing(dag)
-            again = [made.made(1 << node, 1000, math.inf).runs for node in range(dag.n_nodes)]  # each from nothing
-            if None in again:
+            again = [made.made(1 << node, 1000, math.inf) for node in range(dag.n_nodes)]  # each from nothing
+            if any(one.left for one in again):
                 continue
-            runs = np.array([u for some in again if some is not None for u in some], dtype=np.int64)
+            runs = np.array([u for one in again for u in one.runs], dtype=np.int64)
             wasteful = Runner(dag).run(runs)
             better = Shaken().improve(wasteful, lambda _: False, math.inf)
             least = least_time(dag, dag.budget_bytes)

@@ -4,6 +4,9 @@ A *need* is what has to be live at some time for all that comes later (`from_not
 is needed after it, without its value, with what it reads. Before a replay likewise; so going backwards, to run a node again means
 not to keep its value since its last use. Of the needs before each first run the most promising are followed. Promising: those
 that cost little so far, and that leave little over the budget, summed over the earlier first runs, if nothing more is run again.
+
+Where none of them leads on, the budget may still be enough: a run that reads nearly all that fits wants most of its inputs made
+again one after another, and on the way to that nothing is promising. There needs are followed that are only lighter.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import heapq
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,14 +23,31 @@ from actsolve.planners.from_nothing import FromNothing, bits
 from actsolve.planners.lp import INFINITY, Array
 
 _POPPED = 20  # times the width: as many needs are looked at before one first run
-_CHECKED = 30  # needs of the search for whether one can be made,
-_FORCED = 300  # and for how
+_LIGHTENED = 3  # needs that lighter ones are looked for where none leads on,
+_LOOKED = 30  # each by a search among as many,
+_PLACES = 10  # before the first runs of no more nodes than that in one sweep
 _WIDTHS = (30, 100, 300, 1000, 3000)
 _PRICES = (2.0, 8.0, 32.0)  # each was best for some graph and budget
-# Width, price, and whether to check: that is slow, and for where nothing else was found.
-_SWEEPS = [(w, p, False) for w in _WIDTHS[:3] for p in _PRICES]
-_SWEEPS += [(w, p, True) for w in _WIDTHS[:2] for p in (_PRICES[0], _PRICES[-1])]
-_SWEEPS += [(w, p, False) for w in _WIDTHS[3:] for p in _PRICES]
+
+
+class Sweep(NamedTuple):
+    """How to search once.
+
+    Attributes:
+        width: Needs that are followed before each first run.
+        price: Of a byte over the budget during all runs of the plain order, as a share of the time of all.
+        longest: Where no need leads on, lighter ones are looked for: runs that may make one value for that; 0 to give up there.
+        light: And the share of the budget that they may take.
+    """
+
+    width: int
+    price: float
+    longest: int = 0
+    light: float = 1.0
+
+
+_SWEEPS = [Sweep(w, p) for w in _WIDTHS for p in _PRICES]
+_FORCED = [Sweep(_WIDTHS[0], p, x, light) for p in (32.0, 2.0) for light in (0.9, 1.0, 0.8) for x in (30, 300)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +102,6 @@ class Backwards:
         self._elite: dict[int, list[tuple[Need, int]]] = {}
         self._from: list[int] = []
         self._price = 0.0
-        self._checked: set[int] = set()  # nodes: a need before their first run is followed only if it can be made
-        self._known: dict[int, bool] = {}
         self._deadline = 0.0
         self.best: list[int] = []  # the best schedule that fits; none while its cost is infinite
         self.best_cost = INFINITY
@@ -91,45 +110,40 @@ class Backwards:
     def exhausted(self) -> bool:
         return self._at >= len(_SWEEPS)
 
-    def improve(self, deadline: float, longest_s: float) -> bool:
-        """Do the next sweep, with no more than ``longest_s`` for one that checks; return whether it gave a better schedule."""
-        width, price, check = _SWEEPS[self._at]
-        if check:
-            deadline = min(deadline, time.perf_counter() + longest_s)
-        better = not (check and self.best) and self.sweep(width, price, deadline, check=check)
-        if check or time.perf_counter() < deadline:
+    def improve(self, deadline: float) -> bool:
+        """Do the next sweep; return whether it gave a better schedule."""
+        better = self.sweep(_SWEEPS[self._at], deadline)
+        if time.perf_counter() < deadline:
             self._at += 1
         return better
 
-    def sweep(self, width: int, price: float, deadline: float, *, check: bool) -> bool:
-        """Search once, from the end to the beginning; return whether that gave a better schedule: `best`.
+    def force(self, deadline: float) -> None:
+        """Where no sweep found a schedule, find one at whatever cost; then sweep anew."""
+        self._at = 0
+        for sweep in _FORCED:
+            if self.sweep(sweep, deadline) or time.perf_counter() > deadline:
+                return
 
-        Args:
-            width: Needs that are followed before each first run.
-            price: Of a byte over the budget during all runs of the plain order, as a share of the time of all.
-            deadline: When to give up, in seconds of `time.perf_counter`.
-            check: Where no need leads on, those at which that is so are checked for whether they can be made at all.
-        """
-        n, self._deadline, self._checked = self.dag.n_nodes, deadline, set()
-        self._price = price * sum(self.dag.time) / max(1, self.dag.budget_bytes * n)
+    def sweep(self, sweep: Sweep, deadline: float) -> bool:
+        """Search once, from the end to the beginning; return whether that gave a better schedule: `best`."""
+        n, self._deadline = self.dag.n_nodes, deadline
+        self._price = sweep.price * sum(self.dag.time) / max(1, self.dag.budget_bytes * n)
         cost_before = self.best_cost
         self._from, self._elite = self.best, self._needs_of(self.best)
         before = {n: [Need(0.0, 0, 0.0, 0, self._plain, None)]}
+        lightened: set[int] = set()
         node = n
         while node > 0 and time.perf_counter() < deadline:
-            found = self._stage(before[node], node, width)
-            if not found and node in self._checked:
-                found = self._forced(before[node], node)
-            if found:
-                node -= 1
-                before[node] = found
-                continue
-            while node in self._checked:
-                node += 1
-            if not check or node >= n:
+            found = self._stage(before[node], node, sweep.width)
+            while not found and sweep.longest and node < n and len(lightened) < _PLACES:
+                if node not in lightened:
+                    lightened.add(node)
+                    found = self._lightened(before[node], node, sweep)
+                node += not found
+            if not found:
                 break
-            self._checked.add(node)
-            node += 1
+            node -= 1
+            before[node] = found
         if node == 0:
             self._take(before[0][0], [])
         return self.best_cost < cost_before
@@ -159,13 +173,11 @@ class Backwards:
         return after
 
     def _pass(self, need: Need, node: int, found: dict[int, Need]) -> bool:
-        """Add to ``found`` what is needed before the first run of ``node``, if that fits and can be made."""
+        """Add to ``found`` what is needed before the first run of ``node``, if that fits."""
         values = need.values | 1 << node | self.nothing.reads[node]
         if self.nothing.size(values) > self.dag.budget_bytes:
             return False
         values ^= 1 << node
-        if node in self._checked and not self._can_be_made(values):
-            return False
         if values not in found or found[values].cost > need.cost:
             found[values] = self._need(need.cost, values, need.load, node, (node, need))
         return True
@@ -195,26 +207,16 @@ class Backwards:
         self._number += 1
         return Need(cost + self._price * float(over[over > 0].sum()), self._number, cost, values, load, then)
 
-    # -- where nothing leads on ---------------------------------------------------------------------------------------
-
-    def _can_be_made(self, values: int) -> bool:
-        if values not in self._known:
-            self._known[values] = self.nothing.made(values, _CHECKED, self._deadline).runs is not None
-        return self._known[values]
-
-    def _forced(self, needs: list[Need], node: int) -> list[Need]:
-        """Return needs before the first run of the node before ``node`` that are reached at whatever cost."""
+    def _lightened(self, needs: list[Need], node: int, sweep: Sweep) -> list[Need]:
+        """Return needs before the first run of the node before ``node``, whatever it costs to come from them to ``needs``."""
         found: dict[int, Need] = {}
-        for need in needs[:_POPPED]:
-            runs = self.nothing.made(need.values, _FORCED, self._deadline).runs
-            for u in reversed(runs or ()):
-                if self._pass(need, node - 1, found):
-                    break
+        for need in needs[:_LIGHTENED]:
+            for u in reversed(self.nothing.made(need.values, _LOOKED, self._deadline, sweep.longest).runs):
                 if need.values >> u & 1:
                     need = self._replay(need, u, node)
-            else:
-                self._pass(need, node - 1, found)
-        return sorted(found.values())
+                    self._pass(need, node - 1, found)
+        light = [n for n in found.values() if self.nothing.size(n.values) <= sweep.light * self.dag.budget_bytes]
+        return sorted(light or found.values())
 
     # -- the best so far ----------------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 Several ways, each on what the others left:
 
 - *exhaust*, of a general graph only: all schedules, the cheapest first, where they are few.
-- *backwards*, too: from the last run to the first, the most promising of what may be needed before each.
+- *backwards*, too: from the last run to the first, the most promising of what may be needed before each; *force* where that leads
+  on nowhere.
 - *shake*, too: a few replays of the best schedule are taken away, and what that leaves is made fit again.
 - *prove*: the program that bounds every schedule, with memory counted at a few moments at first, and at more where its schedule
   does not fit. Mostly that ends with a schedule that fits, and meets the bound.
@@ -41,7 +42,7 @@ _SLICE = 0.03  # of the time limit, for one program of those for the bound,
 _SLICE_S = 2.0  # but no less; where that was not enough,
 _LONGER = 1.5  # times as much for the next
 _SMALL, _STATES = 40, 50_000  # nodes of a graph all of whose schedules may be looked at, and states: about a second
-_SHAKEN = 0.05  # of the time limit, for one of several times
+_SHAKEN = 0.05  # of the time limit, after each sweep backwards
 _IMPOSSIBLE_S = 3.0  # to look for a node that cannot be made within the budget
 
 
@@ -182,9 +183,11 @@ class DagSearch:
         self.backwards(back, 0.1, first=True)
         if self.best is None:
             self.impossible(back, 0.15)
+            self.force(back, 0.5)
         self.backwards(back, 0.25, first=True)
         self.prove(0.4)
         self.backwards(back, 0.7)
+        self.shake(0.8)
         if self.best is None:
             self.whole(_WIDTHS[0], 0.8)
             self.whole(_WIDTHS[1], 0.85)
@@ -209,30 +212,37 @@ class DagSearch:
         if node is not None:
             self.infeasible = f"to make what {self.dag.names[node]} reads takes more, whatever runs again"
 
+    def force(self, back: Backwards, share: float) -> None:
+        """Look for one schedule that fits, at whatever cost."""
+        if not self.done:
+            back.force(time.perf_counter() + self._until(share))
+            if back.best:
+                self.take(self.runner.run(np.array(back.best, dtype=np.int64)))
+
     def backwards(self, back: Backwards, share: float, *, first: bool = False) -> None:
         """Look for schedules from their end, among more and more, until one is near the bound; or for the ``first`` that fits."""
         if self.best is not None:
             back.start(self.best.nodes.tolist())
         while not self.done and self._until(share) > 0 and not back.exhausted and not (first and self.best):
-            back.improve(time.perf_counter() + self._until(share), 0.06 * self.options.time_limit_s)
+            back.improve(time.perf_counter() + self._until(share))
             if back.best:
                 self.take(self.runner.run(np.array(back.best, dtype=np.int64)))
                 if not first:  # what may be optimal is proven first
-                    self.shake(share)
+                    self.shake(share, brief=True)
                 if self.best is not None:
                     back.start(self.best.nodes.tolist())
 
-    def shake(self, share: float) -> None:
+    def shake(self, share: float, *, brief: bool = False) -> None:
         """Improve the best schedule for a while, a few replays at a time."""
         if self.best is None or self.done:
             return
-        until = time.perf_counter() + min(self._until(share), _SHAKEN * self.options.time_limit_s)
+        until_s = min(self._until(share), _SHAKEN * self.options.time_limit_s) if brief else self._until(share)
 
         def near(best: Sequence) -> bool:
             self.best = best
             return self.done
 
-        self.best = self._shaken.improve(self.best, near, until)
+        self.best = self._shaken.improve(self.best, near, time.perf_counter() + until_s)
 
     def columns(self) -> int:
         """About how many columns the program for the bound has, at first."""
