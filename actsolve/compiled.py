@@ -15,6 +15,7 @@ import torch
 
 from actsolve.capture.answers import Answer
 from actsolve.capture.captured import Captured
+from actsolve.capture.replay import is_random
 from actsolve.capture.state import Place
 from actsolve.capture.to_graph import is_backward
 from actsolve.capture.torch_internals import compile_joint
@@ -138,6 +139,14 @@ class CompiledStep:
     def answers(self) -> tuple[Answer, ...]:
         """What it was traced for, of all that its forward asks."""
         return self.captured.joint.answers
+
+    @cached_property
+    def draws_before_asked(self) -> bool:
+        """Whether its forward has drawn random numbers when it comes to its last question."""
+        asked = set(self.captured.joint.questions[-1:])
+        nodes = list(self.captured.joint.module.graph.nodes)
+        last = next((position for position, node in enumerate(nodes) if node in asked), 0)
+        return any(node.op == "call_function" and is_random(node) for node in nodes[:last])
 
     @property
     def outgrown(self) -> frozenset[str] | None:

@@ -47,8 +47,10 @@ class Ways:
             return original()
         step = self.steps[0]
         answers: tuple[Answer, ...] = ()
-        state = random_state() if step.answers else None
+        state = None
         while True:
+            if state is None and step.draws_before_asked:
+                state = random_state()
             try:
                 result = call(step)
             except AnswerChanged as changed:

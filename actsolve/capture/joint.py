@@ -51,12 +51,14 @@ class OutputLayout:
         settings: Plain values that the forward puts into the module; a forward of a module that has them makes none.
         structure: How the others were nested.
         constants: Leaves that are no tensors, by position.
+        which: Per leaf that is a tensor, which of the others it is: one that is returned in two places is one tensor.
     """
 
     writes: tuple[Write, ...] = ()
     settings: tuple[Setting, ...] = ()
     structure: Structure | None = None
     constants: dict[int, Any] = field(default_factory=dict)
+    which: tuple[int, ...] = ()
 
     def record(self, writes: dict[Write, torch.Tensor], output: Any, given: list[Any]) -> list[torch.Tensor]:
         """Take ``output`` of a forward that was ``given`` some leaves apart; return the tensors and remember the rest."""
@@ -65,7 +67,10 @@ class OutputLayout:
         for constant in self.constants.values():
             refuse_hidden_data(constant, "an output")
         self.writes = tuple(writes)
-        return [*writes.values(), *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))]
+        tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        numbers = {key: number for number, key in enumerate(tensors)}
+        self.which = tuple(numbers[id(leaf)] for leaf in leaves if isinstance(leaf, torch.Tensor))
+        return [*writes.values(), *tensors.values()]
 
     def restore(self, model: torch.nn.Module, tensors: list[torch.Tensor]) -> Any:
         """Assign to ``model`` what the traced forward did, and return the output with ``tensors`` in it."""
@@ -75,7 +80,7 @@ class OutputLayout:
             write.assign(model, tensor)
         for setting in self.settings:
             setting.assign(model)
-        rest = iter(tensors[n_writes:])
+        rest = (tensors[n_writes + number] for number in self.which)
         return self.structure.restore(
             [self.constants[i] if i in self.constants else next(rest) for i in range(self.structure.n_leaves)]
         )

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 
-def random_state() -> list[torch.Tensor]:
-    """Return the states of torch's own generators: the CPU's, and those of the GPUs in use."""
-    return [generator.get_state() for generator in _generators()]
+def random_state() -> list[bytes]:
+    """Return the states of torch's own generators: the CPU's, and those of the GPUs in use. They take no device memory."""
+    return [generator.get_state().numpy().tobytes() for generator in _generators()]
 
 
-def set_random_state(states: list[torch.Tensor]) -> None:
+def set_random_state(states: list[bytes]) -> None:
     """Set what `random_state` returned."""
     for generator, state in zip(_generators(), states, strict=True):
-        generator.set_state(state)
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 def _generators() -> list[torch.Generator]:
