@@ -81,8 +81,7 @@ case(
     "Hooks that double each saved tensor are ignored once compiled, and gradients differ in silence.",
     model(doubles_saved),
     noise(3, 4, grad=True),
-    refused="saved",
-    open="hooks on what is saved are not run in a trace",
+    refused="sets hooks on the tensors that are saved",
 )
 
 

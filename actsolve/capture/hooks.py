@@ -7,9 +7,13 @@ Hooks on tensors that require a gradient are no matter: autograd calls them.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules import module as nn_module
 from torch.nn.parameter import is_lazy
 
@@ -64,3 +68,29 @@ def refuse_hooks(module: torch.nn.Module, *, loss_inside: bool) -> None:
             why="it would run once, while the model is traced, and never again",
             try_='remove it, return what it collects from the forward, or on_error="original"',
         )
+
+
+@contextlib.contextmanager
+def only_torch_saves() -> Iterator[None]:
+    """Raise if a forward within this context sets hooks on what is saved for the backward: a trace does not run them.
+
+    Those of torch itself change no value: `torch.utils.checkpoint`, `save_on_cpu`. Ours save nothing.
+
+    Raises:
+        CaptureError: it sets others.
+    """
+    enter = saved_tensors_hooks.__enter__
+
+    def enter_if_torch(hooks: saved_tensors_hooks) -> None:
+        of_torch = type(hooks) is not saved_tensors_hooks and type(hooks).__module__.partition(".")[0] == "torch"
+        if not of_torch and not getattr(hooks.pack_hook, "__module__", "").startswith("actsolve."):
+            raise CaptureError(
+                "the forward sets hooks on the tensors that are saved for its backward",
+                where=getattr(hooks.pack_hook, "__qualname__", type(hooks.pack_hook).__name__),
+                why="a planned step saves other tensors than eager does, and would not run them",
+                try_='them around the call of the module, or on_error="original"',
+            )
+        enter(hooks)
+
+    with mock.patch.object(saved_tensors_hooks, "__enter__", enter_if_torch):
+        yield

@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 import torch.random
 
+from actsolve.capture.hooks import only_torch_saves
 from actsolve.errors import CaptureError
 
 _SEEDERS = ("manual_seed", "seed", "set_rng_state")
@@ -24,7 +25,8 @@ _TORCH_ITSELF = str(Path(torch.__file__).parent / "_dynamo")  # sets the state b
 def only_in_graph() -> Iterator[None]:
     """Raise if random numbers are drawn outside of the graph within this context, or torch's generator is set.
 
-    The states of Python's and NumPy's generators are set back.
+    And if hooks are set on what is saved (`only_torch_saves`), which a trace would leave out too. The states of Python's and
+    NumPy's generators are set back.
 
     Raises:
         CaptureError: they changed, or torch's was to be set.
@@ -32,6 +34,7 @@ def only_in_graph() -> Iterator[None]:
     before = _states()
     try:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(only_torch_saves())
             for module in (torch, torch.random):
                 for name in _SEEDERS:
                     stack.enter_context(mock.patch.object(module, name, _refusing(getattr(module, name))))
@@ -41,11 +44,16 @@ def only_in_graph() -> Iterator[None]:
         for name in changed:
             _set(name, before[name])
     if changed:
-        raise CaptureError(
-            f"the forward draws from {changed[0]}",
-            why="a planned step runs no Python: what was drawn in the trace would stay",
-            try_="torch's random functions on tensors, or draw outside and pass it as an input",
-        )
+        raise drawn_in_python(changed[0])
+
+
+def drawn_in_python(generator: str) -> CaptureError:
+    """The error that a forward draws from ``generator``."""
+    return CaptureError(
+        f"the forward draws from {generator}",
+        why="a planned step runs no Python: what was drawn in the trace would stay",
+        try_="torch's random functions on tensors, or draw outside and pass it as an input",
+    )
 
 
 def _refusing(setter: Any) -> Any:

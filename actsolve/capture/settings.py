@@ -3,6 +3,7 @@
 A trace has them as they were. So the key of a plan holds them by value as far as they are data: scalars, lists, dicts, tuples,
 sets, small arrays, and objects that hold nothing else (a config). What is no data (a function, a tokenizer, a trainer) counts as
 the same as long as it is the same object, and what is inside it is not looked at.
+The data in the classes of a module counts as well, but for torch's own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 SCALARS = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
 """Types of constants that are compared by value."""
 
+_DATA = SCALARS | {list, dict, tuple, set, frozenset, deque}
 _MAX_ARRAY_BYTES = 1 << 16
 OWN = frozenset(torch.nn.Module().__dict__)  # nn.Module's own attributes: parameters, submodules, hooks, the mode
 _CODE = (type(lambda: None), type(len), type(torch.relu), type, type(np))
@@ -44,6 +46,13 @@ def settings_key(child: torch.nn.Module) -> tuple[Any, ...]:
     """Return a key of the attributes of one module that are neither tensors nor modules."""
     found: list[Any] = [type(child), child.training]
     seen: dict[int, int] = {}
+    for owner in own_classes(type(child)):
+        for name, value in vars(owner).items():  # `class_data` would take twice as long
+            kind = type(value)
+            if kind in SCALARS:
+                found.append((kind, value))
+            elif kind in _DATA and not name.startswith("__"):
+                found.append((name, value_key(value, seen)))
     for name, value in child.__dict__.items():
         if name in OWN or isinstance(value, torch.Tensor):
             continue
@@ -56,6 +65,23 @@ def settings_key(child: torch.nn.Module) -> tuple[Any, ...]:
         else:
             found.append(value_key(value, seen))
     return tuple(found)
+
+
+def own_classes(kind: type) -> tuple[type, ...]:
+    """Return the classes that ``kind`` is made of, without torch's and Python's."""
+    found = _OWN_CLASSES.get(kind)
+    if found is None:
+        found = tuple(owner for owner in kind.__mro__ if owner.__module__.partition(".")[0] not in FOREIGN)
+        _OWN_CLASSES[kind] = found
+    return found
+
+
+_OWN_CLASSES: dict[type, tuple[type, ...]] = {}  # found before: it is asked at each call
+
+
+def class_data(owner: type) -> dict[str, Any]:
+    """Return the data among the attributes of a class: a setting, a counter, a list that its instances share."""
+    return {name: value for name, value in vars(owner).items() if type(value) in _DATA and not name.startswith("__")}
 
 
 def value_key(value: Any, seen: dict[int, int] | None = None, *, strict: bool = False) -> Any:

@@ -3,8 +3,8 @@
 The state of a module is every tensor that it holds: parameters, buffers, and plain tensors in attributes, or in lists and
 dicts that are attributes. All of it is an input of the traced step, so that a tensor that is replaced is seen at the next
 call. A buffer or attribute that the forward assigns a tensor to is an output of the step, and is assigned at each call.
-Any other change of the module in the forward (a counter, a list that grows) would be lost after the trace: it is refused,
-and the module is as it was before.
+Any other change of the module or its classes in the forward (a list that grows, a generator of Python's that draws) would be lost
+after the trace: it is refused, and all is as it was before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 
+from actsolve.capture.randomness import drawn_in_python
 from actsolve.capture.settings import OWN, SCALARS, containers
+from actsolve.capture.shared_state import SharedState
 from actsolve.errors import CaptureError
 from actsolve.graph import Kind
 
@@ -162,6 +164,7 @@ class TracedState:
                     self._before.setdefault(id(container), (container, copy.copy(container)))
                     self._below.append((path, name, number, container))
         self.settings: list[Setting] = []
+        self._shared = SharedState(module)
         self._new: dict[int, torch.Tensor] = {}
 
     @contextlib.contextmanager
@@ -178,6 +181,7 @@ class TracedState:
         finally:
             for container, content in self._before.values():
                 _put_back(container, content)
+            self._shared.put_back()
 
     def writes(self) -> dict[Write, torch.Tensor]:
         """Return the tensors that the forward has assigned; note its `settings`. To be called within `replaced`.
@@ -205,6 +209,10 @@ class TracedState:
         for path, name, number, container in self._below:
             if not _expendable(self._module.get_submodule(path), name):
                 self.settings += self._settings_in(path, name, number, container)
+        if (changed := self._shared.changed()) is not None:
+            raise _lost_change("", f"{changed}, an attribute of a class")
+        if (drawn_from := self._shared.drawn_from()) is not None:
+            raise drawn_in_python(drawn_from)
         return writes
 
     def _settings_in(self, path: str, name: str, number: int, container: Any) -> Iterator[Setting]:
