@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -53,7 +54,8 @@ def optimize(
 
     Args:
         model: The module, in training mode, on its device. It is not changed; the result shares its parameters.
-        args: Positional inputs of one batch, of the shapes that will be trained on.
+        args: Positional inputs of one batch, of the shapes that will be trained on. Where no inputs are given, the model is
+            planned for at its first training call: for a trainer that makes the batches.
         kwargs: Keyword inputs of one batch.
         mem_budget: Cap on device memory of the whole training step: ``"8GiB"``, ``"8GB"``, bytes, a share such as ``"60%"``
             or 0.6 of what keeping everything needs above static memory, or ``"min"``.
@@ -129,8 +131,14 @@ def optimize(
     step = TrainingStep(model, tuple(args), dict(step.kwargs), loss_fn)
     runtime = Runtime(model, loss_fn, plan_step, on_new_inputs, on_error)
     module = optimized_module(runtime)
-    runtime.plan_first(step, first)
+    if file is not None or _has_inputs(step):
+        runtime.plan_first(step, first)
     return module
+
+
+def _has_inputs(step: TrainingStep) -> bool:
+    """Whether inputs are given, or the model takes none."""
+    return bool(step.args or step.kwargs) or not inspect.signature(step.model.forward).parameters
 
 
 def module_of(step: TrainingStep, captured: Captured, planned: Planned, switch: Switch | None = None) -> torch.nn.Module:

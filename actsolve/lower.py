@@ -104,10 +104,14 @@ def _out_of_place(steps: tuple[Step, ...], graph: Graph) -> Iterator[Step]:
 
 
 def _read_by_other_backwards(captured: Captured) -> Iterator[str]:
-    """What a backward from other outputs may read and costs nothing to save: given values, and what the caller holds."""
+    """What a backward from other outputs may read and costs nothing to save: given values, and what the caller holds.
+
+    But not what nothing is computed from, such as a loss: its caller may scale it in place.
+    """
     graph = captured.graph
     changed = {buffer for _, buffer in graph.updates}  # by the step itself: the backward would find other content
     for value, source in enumerate(captured.value_nodes if captured.joint.undefined else ()):
         given = graph.values[value].kind in STATIC_KINDS and value not in changed and bool(graph.forward_readers[value])
-        if source is not None and source.op != "get_attr" and (given or value in graph.outputs):
+        held = value in graph.outputs and bool(graph.forward_readers[value] or graph.backward_readers[value])
+        if source is not None and source.op != "get_attr" and (given or held):
             yield source.name

@@ -88,8 +88,8 @@ class Runtime:
         ways, _ = self.ways_for(self.state(), args, kwargs)
         if len(ways.steps) >= MANY_WAYS:
             _warn(
-                f"actsolve: the forward's Python depends on data, and takes another way than the {MANY_WAYS} planned for: here the "
-                "original runs, and the budget is not held",
+                f"actsolve: the forward's Python depends on data, and takes another way than the {MANY_WAYS} planned for: here "
+                "the original runs, and the budget is not held",
             )
             return None
         step: CompiledStep | None = self._or_none(lambda: self._plan_new(args, kwargs, _OTHER_DATA))
@@ -128,6 +128,8 @@ class Runtime:
 
     def _plan_new(self, args: Any, kwargs: Any, why: str = _OTHER_SIGNATURE) -> CompiledStep | None:
         """Plan for new inputs as the settings say."""
+        if not self.steps:
+            return self.plan_step(self._step(args, kwargs), None)
         if self.on_new_inputs == "raise":
             raise UsageError(
                 "the module was not planned for these inputs",
@@ -259,11 +261,14 @@ def _original(_: torch.nn.Module, runtime: Runtime) -> torch.nn.Module:
 
 def _report(_: torch.nn.Module, runtime: Runtime) -> Callable[[], str]:
     first = runtime.first
-    return lambda: "not optimized: the original module runs" if first is None else plan_text(first.planned)
+    unplanned = (
+        "not optimized: the original module runs" if runtime.steps else "not planned yet: that is done at the first training call"
+    )
+    return lambda: unplanned if first is None else plan_text(first.planned)
 
 
 _EXTRAS = {
-    "plan": _Extra(_plan, "The plan for the inputs that `optimize` was given; None if the original runs instead."),
+    "plan": _Extra(_plan, "The plan for the first inputs; None if there were none yet, or the original runs instead."),
     "original": _Extra(_original, "The module that was optimized. It shares all that it has with the optimized one."),
     "report": _Extra(_report, "Return what was planned, as text."),
 }

@@ -1,7 +1,8 @@
-"""Train the same model twice, as it is and within a memory budget, and compare: what both examples print."""
+"""Train the same model twice, as it is and within a memory budget, and compare: what all examples print."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from actsolve.runtime.memory_events import measure_peak
+from actsolve.runtime.memory_events import MemoryRecorder, measure_peak, peak_of
 from actsolve.units import format_bytes, format_seconds
 
 Batch = tuple[torch.Tensor, ...]
@@ -56,6 +57,36 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: Ite
         losses.append(step())
         times.append(time.perf_counter() - start)
     return Run(losses, peak_bytes, median(times[1:] or times), setup_s)
+
+
+class Watch:
+    """Keeps the loss and the time of each step of a loop that is another library's, and the peak of one step."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self._times: list[float] = []
+        self._peak_bytes = 0
+        self._recorder = MemoryRecorder()
+        self._recording = contextlib.ExitStack()
+
+    def begin(self, step: int, held_bytes: int) -> None:
+        """Tell that ``step``, counted from 0, begins, while so many bytes are held between steps."""
+        self._step, self._held_bytes, self._start = step, held_bytes, time.perf_counter()
+        if step == PROFILED_STEP:
+            self._recording.enter_context(self._recorder)
+            self._recording.enter_context(self._recorder.region())
+
+    def end(self) -> None:
+        """Tell that the step has ended."""
+        if self._step == PROFILED_STEP:
+            self._recording.close()
+            self._peak_bytes = self._held_bytes + peak_of(self._recorder.timelines()[0])
+        else:
+            self._times.append(time.perf_counter() - self._start)
+
+    def run(self) -> Run:
+        """Return what was seen. The first step is where it is planned."""
+        return Run(self.losses, self._peak_bytes, median(self._times[1:]), self._times[0])
 
 
 def held_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> int:

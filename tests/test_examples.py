@@ -65,3 +65,20 @@ def test_an_impossible_budget_ends_with_3_and_says_what_would_fit(script, capsys
     printed = capsys.readouterr()
     assert not printed.out
     assert "no plan fits 488.28 KiB" in printed.err and "--mem-budget" in printed.err
+
+
+EQUAL = "losses bitwise equal at 3 of 3 steps; trained weights and buffers bitwise equal; peak within the budget"
+
+
+def test_a_trainer_of_hugging_face_learns_the_same_within_a_budget(script, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    small = [*CHARACTERS, "--layers", "1"]
+    assert script("huggingface_trainer").main([*small, "--mem-budget", "70%"]) == 0
+    assert EQUAL in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_lightning_module_learns_the_same_within_a_budget(script, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("lightning")
+    assert script("lightning_module").main([*CHARACTERS, "--mem-budget", "70%"]) == 0
+    assert EQUAL in " ".join(capsys.readouterr().out.split())

@@ -1,8 +1,9 @@
 """Small models after public reports, and real architectures, each driven as its user drives it: equal to eager, or refused?
 
-DIR holds ``cases.py`` with ``CASES`` and ``run_case``, and beside it, for ``--real``, ``real_models.py`` with ``REAL``. Each case runs at
-three budgets: everything kept; the smallest that a plan is found for; and halfway between. It runs in a process of its own with a
-time limit: some models make rewriters hang. With ``--real`` the peak of a whole step, allocator level, is held against the budget.
+DIR holds ``cases.py`` with ``CASES`` and ``run_case``, and beside it, for ``--real``, ``real_models.py`` with ``REAL``. Each case
+runs at three budgets: everything kept; the smallest that a plan is found for; and halfway between. It runs in a process of its
+own with a time limit: some models make rewriters hang. With ``--real`` the peak of a whole step, allocator level, is held against
+the budget.
 
     python examples/benchmarks/field_cases.py DIR
     python examples/benchmarks/field_cases.py DIR --real --only hf_gpt2,timm_resnet18
