@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from kinds import of
 from torch import nn
 
 import actsolve
@@ -186,3 +187,28 @@ def test_pins() -> None:
     assert_equal(pinned, twin)
     with pytest.raises(UsageError, match="no op comes from"):
         actsolve.optimize(net(), (batch(),), mem_budget=1.0, hardware="a100", keep=["nowhere"])
+
+
+def test_without_inputs_it_is_planned_for_at_the_first_training_call() -> None:
+    """For a trainer that makes the batches, also where new inputs are to be refused."""
+    made = of(lambda m, h: m.b(m.a(h).tanh()))
+    twin = copy.deepcopy(made.model)
+    module = actsolve.optimize(made.model, mem_budget=1.0, hardware="a100", optimizer="sgd", on_new_inputs="raise")
+    assert module.plan is None and "first training call" in module.report()
+    module.eval()(*made.args)
+    assert module.plan is None, "nothing is trained in a call without gradients"
+    assert torch.equal(module.train()(*made.args), twin(*made.args)) and module.plan is not None
+    with pytest.raises(UsageError, match="not planned for these inputs"):
+        module(torch.randn(5, 4))
+
+
+def test_a_loss_may_be_scaled_in_place() -> None:
+    """As trainers do for gradient accumulation: no backward reads it."""
+    made = of(lambda m, h: {"loss": m.b(m.a(h).tanh()).square().mean()})
+    twin = copy.deepcopy(made.model)
+    module = actsolve.optimize(made.model, made.args, mem_budget="min", hardware="a100", optimizer="sgd")
+    for model in (twin, module):
+        loss = model(*made.args)["loss"]
+        loss *= 0.5
+        loss.backward()
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(twin.parameters(), module.parameters(), strict=True))  # type: ignore[arg-type]
