@@ -61,7 +61,7 @@ def backend(
         gap: Relative gap at which the solver may stop.
         time_limit_s: Seconds after which it stops all the same, per plan.
         reserve_bytes: Left free for the allocator; by default 0 on a CPU and 5% of the budget on a GPU.
-        rounds: How many plans are compiled and measured at most.
+        rounds: How many plans are compiled and measured at most; where none of them fits, the smallest one is too.
         options: Of Inductor (`torch._inductor.config`), as ``torch.compile`` takes them for its own backend.
 
     Raises:

@@ -1,7 +1,7 @@
 """From a schedule of kernels to a forward and a backward graph for Inductor.
 
 The forward is Inductor's, and saves what the schedule keeps. The backward runs its own kernels and replays in the order of the
-schedule; Inductor then moves kernels as it sees fit.
+schedule. What it calls stays in that order; generated kernels Inductor moves between as it sees fit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.fx import Node
 from actsolve.errors import ScheduleError
 from actsolve.inductor.kernels import base_of, is_inlined, sources_of
 from actsolve.inductor.split import Split, outputs_of
-from actsolve.inductor.torch_inductor import Modules, has_no_version_check, saved_desc
+from actsolve.inductor.torch_inductor import Modules, has_no_version_check, mark_planned, saved_desc
 from actsolve.schedule import Schedule, Step, StepKind
 from actsolve.split import first_backward_step
 
@@ -162,6 +162,7 @@ class _Backward:
     def _copy(self, node: Node) -> Node:
         made = self._out.node_copy(node, self._read)
         made.meta["autograd_backward"] = True
+        mark_planned(made)
         return made
 
     def _read(self, node: Node) -> Node:

@@ -23,6 +23,7 @@ from actsolve.problem import Problem
 from actsolve.simulate import Timeline, timeline_of
 
 _CLOSE = 0.97  # of the budget: more is not worth another round
+_LESS = 0.985  # of a planned budget that missed, besides what it missed by: plans come in steps
 _STEP = 0.01  # of a planned budget: as little says nothing
 _PLANS_PER_ROUND = 3  # some turn out to be plans that were measured before
 
@@ -91,7 +92,7 @@ def rounds_within(step: Step, budget_bytes: int, stock: Trial | None, options: P
         budget_bytes: What may be allocated at once above static memory.
         stock: What Inductor's own step took, if it could be run.
         options: For the planner.
-        most: How many plans to try.
+        most: How many plans to try; if none of them fits, the smallest that is found is tried too.
     """
     problem = step.problem
     predicted = timeline_of(problem, plan(problem, "keep_all")).peak_bytes
@@ -99,9 +100,8 @@ def rounds_within(step: Step, budget_bytes: int, stock: Trial | None, options: P
     aim = budget_bytes if stock is None else int(budget_bytes * predicted / needed(stock, problem))
     rounds: list[Round] = []
     for _ in range(_PLANS_PER_ROUND * most):
-        last_chance = len(rounds) == most - 1 and not low and bool(rounds)
         found = plan(replace(problem, budget_bytes=aim), "milp", replace(options, seeds=tuple(r.plan for r in rounds)))
-        smallest = last_chance or not found.found
+        smallest = not found.found
         if smallest:
             aim, found = least_budget(problem, options)
         schedule = timeline_of(problem, found).schedule
@@ -112,18 +112,23 @@ def rounds_within(step: Step, budget_bytes: int, stock: Trial | None, options: P
             known = step.run(found, aim)
             rounds.append(known)
         share = budget_bytes / needed(known.trial, problem)
-        if share >= 1:
+        serves = share >= 1 and _is_exact(known, stock)
+        if serves:
             low = max(low, aim)
         else:
             high = min(high, aim)
-        if 1 <= share <= 1 / _CLOSE or (smallest and share < 1):
+        if (serves and share * _CLOSE <= 1) or (smallest and share < 1) or high - low <= _STEP * high:
             break
-        aim = int(aim * share * (0.995 if share < 1 else 1.0))
+        aim = int(aim * share) if serves else int(aim * min(share, 1.0) * _LESS)
         if not low < aim < high:
             aim = (low + high) // 2
-        if high - low <= _STEP * high:
-            break
-    return sorted(rounds, key=lambda r: _rank(r, budget_bytes), reverse=True)
+    if not any(needed(r.trial, problem) <= budget_bytes for r in rounds):
+        rounds.append(step.run(least_budget(problem, options)[1], 0))
+    return sorted(rounds, key=lambda r: _rank(r, budget_bytes, stock), reverse=True)
+
+
+def _is_exact(one: Round, stock: Trial | None) -> bool:
+    return stock is None or one.trial.difference(stock) is None
 
 
 def needed(measured: Trial, problem: Problem) -> int:
@@ -131,8 +136,8 @@ def needed(measured: Trial, problem: Problem) -> int:
     return max(measured.peak_bytes, measured.end_bytes + problem.optimizer_bytes)
 
 
-def _rank(one: Round, budget_bytes: int) -> tuple[bool, float]:
-    """What fits comes first, by time; then what does not, by peak."""
+def _rank(one: Round, budget_bytes: int, stock: Trial | None) -> tuple[bool, bool, float]:
+    """What fits comes first: what is bit for bit Inductor's own before what is not, then by time. What does not fit, by peak."""
     size_bytes = needed(one.trial, one.timeline.problem)
     fits = size_bytes <= budget_bytes
-    return not fits, one.timeline.extra_s if fits else size_bytes
+    return not fits, fits and not _is_exact(one, stock), one.timeline.extra_s if fits else size_bytes

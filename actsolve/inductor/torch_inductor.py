@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,9 @@ from torch._functorch.partitioners import has_recomputable_ops, min_cut_remateri
 from torch._guards import CompileContext, tracing
 from torch._inductor import lowering
 from torch._inductor.compile_fx import compile_fx
-from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
+from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
+from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import _disable_current_modes
 
 from actsolve.errors import ActsolveError
@@ -29,6 +32,7 @@ Modules = tuple[fx.GraphModule, fx.GraphModule]
 Partition = Callable[[fx.GraphModule, Callable[[], Modules], int], Modules]
 """Called with the joint graph, Inductor's own partition of it as a function, and how many outputs are the forward's."""
 
+_PLANNED = "actsolve_planned"
 _VIEWS = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "lift_fresh"})  # the others say so themselves
 _REDUCTIONS = frozenset(
     {"sum", "mean", "amax", "amin", "var_mean", "var", "prod", "any", "all", "argmax", "argmin", "max", "min"}
@@ -59,6 +63,36 @@ class Partitioner(CustomPartitionerFn):
         return str, (self._key,)
 
 
+class _KeepOrder(CustomGraphPass):
+    """Has the kernels that a planned backward calls run in the order of its graph.
+
+    Inductor fuses generated kernels across any distance, and then sorts all anew. So a replay that nothing ties to the
+    backward, but for its reader, would become part of an early one, or an early one of it, and what they read stays. Where the
+    calls between them keep their order, that would be a cycle, and Inductor refrains from it.
+    """
+
+    def __call__(self, graph: fx.Graph) -> None:
+        calls = [node for node in graph.nodes if _is_call(node)]
+        if any(node.meta.get(_PLANNED) for node in graph.nodes):
+            preserve_node_ordering(graph, {node: OrderedSet([before]) for before, node in itertools.pairwise(calls)})
+
+    def uuid(self) -> str:
+        return "actsolve: calls in order"
+
+
+def mark_planned(node: fx.Node) -> None:
+    """Mark ``node`` as one of a planned backward, whose calls keep their order."""
+    node.meta[_PLANNED] = True
+
+
+def _is_call(node: fx.Node) -> bool:
+    """Whether Inductor will call a kernel for ``node`` that only computes a result."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+        return False
+    return not is_view(node) and not is_fused(node) and not draws_seeds(node)
+
+
 def compiled(
     module: fx.GraphModule, inputs: Sequence[Any], partitioner: Partitioner | None, options: Mapping[str, Any]
 ) -> Callable[..., Any]:
@@ -73,12 +107,17 @@ def compiled(
     patches, settings = dict(options), {"force_non_lazy_backward_lowering": True}
     if partitioner is not None:
         patches["custom_partitioner_fn"] = partitioner
+        patches["post_grad_custom_post_pass"] = [*_listed(patches.get("post_grad_custom_post_pass")), _KeepOrder()]
         if partitioner.uuid() is None:
             patches["fx_graph_cache"] = settings["enable_autograd_cache"] = False
     # The backward too is compiled now: torch would leave it to the first one, within which nothing else can be compiled.
     with torch._functorch.config.patch(settings):
         function: Any = compile_fx(copy.deepcopy(module), inputs, config_patches=patches)
     return function  # type: ignore[no-any-return]
+
+
+def _listed(passes: Any) -> list[Any]:
+    return list(passes) if isinstance(passes, (list, tuple)) else [] if passes is None else [passes]
 
 
 @contextlib.contextmanager
