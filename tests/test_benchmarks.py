@@ -144,7 +144,7 @@ def test_a_second_run_that_is_not_quicker_is_told(script: Any) -> None:
     assert missed({**first, "model": "gpt-xl", "cost_s": 1.5}, second) == []
     assert len(missed(first, {**second, "measured": 1, "earlier_s": None})) == 2
     nothing = {key: value for key, value in first.items() if key not in ("solve_s", "earlier_s")} | {"nothing": "no plan fits"}
-    assert missed(nothing, {**nothing, "measured": 0}) == ["the first run: no plan fits", "the second run: no plan fits"]
+    assert missed(nothing, {**nothing, "measured": 0}) == []
 
 
 def test_ops_that_run_twice_are_counted(script: Any) -> None:

