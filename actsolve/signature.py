@@ -42,8 +42,14 @@ def signature(
         CaptureError: an input can be no part of a key, for it hides tensors.
     """
     storages: dict[int, int] = {}
+    objects: dict[int, int] = {}
     inputs = tuple(
-        (_tensor_key(leaf), _alias_key(leaf, storages, i), leaf.storage_offset() if offsets else 0)
+        (
+            _tensor_key(leaf),
+            objects.setdefault(id(leaf), i),
+            _alias_key(leaf, storages, i),
+            leaf.storage_offset() if offsets else 0,
+        )
         if isinstance(leaf, torch.Tensor)
         else constant_key(leaf)
         for i, leaf in enumerate(leaves)

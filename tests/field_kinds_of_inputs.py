@@ -144,7 +144,6 @@ case(
     model(by_identity),
     lambda number: ((randn(number, 3, 4), randn(number + 9, 3, 4)), {}),
     drive=train_by_identity,
-    open="one tensor given twice is two in the trace, and in the key of a plan as well as a view of it is one",
 )
 
 case(

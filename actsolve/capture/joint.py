@@ -107,6 +107,10 @@ class _FlatStep(torch.nn.Module):
         self.answers: Answers | None = None
         state = [container[key] for container, key in state_places(step.model, leave_out)]
         self._n_state = len(state)
+        first: dict[int, int] = {}
+        self._same = [
+            first.setdefault(id(leaf), i) for i, leaf in enumerate(leaves)
+        ]  # one tensor given twice is one in the trace
         self.tensors = (*state, *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)))
         self.layout = OutputLayout()
 
@@ -115,6 +119,7 @@ class _FlatStep(torch.nn.Module):
             self.answers.begin()
         rest = iter(tensors[self._n_state :])
         leaves = [self._constants[i] if i in self._constants else next(rest) for i in range(self._structure.n_leaves)]
+        leaves = [leaves[first] for first in self._same]
         args, kwargs = self._structure.restore(leaves)
         (model,) = self._hidden
         run = functools.partial(type(model).forward, model)  # its own hooks run outside, at each call
