@@ -173,7 +173,6 @@ case(
     "A function runs a module again in its backward, with gradients for its parameters.",
     model(reversible),
     noise(3, 4, grad=True),
-    open="Python in the backward is traced with the module's own parameters, not those of the trace",
 )
 
 

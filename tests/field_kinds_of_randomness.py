@@ -220,7 +220,6 @@ case(
     "A helper that runs a block again in its backward.",
     model(runs_again(0.0)),
     noise(3, 4, grad=True),
-    open="Python in the backward is traced with the module's own parameters, not those of the trace",
 )
 
 case(
@@ -229,5 +228,4 @@ case(
     "The helper does not set the random state back: loss and gradients are of different masks.",
     model(runs_again(0.5)),
     noise(3, 4, grad=True),
-    open="Python in the backward is traced with the module's own parameters, not those of the trace",
 )

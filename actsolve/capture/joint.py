@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -113,8 +114,13 @@ class _FlatStep(torch.nn.Module):
         ]  # one tensor given twice is one in the trace
         self.tensors = (*state, *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)))
         self.layout = OutputLayout()
+        self._traced = contextlib.ExitStack()
+        self._state: TracedState | None = None
+        self._writes: dict[Write, torch.Tensor] = {}
 
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """Run the step, and leave its module as it is then for the backward, whose Python may look at it: see `close`."""
+        self.close()
         if self.answers is not None:
             self.answers.begin()
         rest = iter(tensors[self._n_state :])
@@ -123,21 +129,35 @@ class _FlatStep(torch.nn.Module):
         args, kwargs = self._structure.restore(leaves)
         (model,) = self._hidden
         run = functools.partial(type(model).forward, model)  # its own hooks run outside, at each call
-        state = TracedState(model, self._leave_out)
-        origins = recorded_origins(model, entry=_FlatStep.forward.__code__, keeps_casts=self._keeps_casts)
-        with origins, state.replaced(tensors[: self._n_state]), put_back(self._constants.values()):
+        state = self._state = TracedState(model, self._leave_out)
+        self._traced.enter_context(state.replaced(tensors[: self._n_state]))
+        self._traced.enter_context(put_back(self._constants.values()))
+        with recorded_origins(model, entry=_FlatStep.forward.__code__, keeps_casts=self._keeps_casts):
             output = call_step(run, self._loss_fn, args, kwargs)
             if self._loss_fn is not None:
                 _refuse_odd_loss(self._loss_fn, *output)
-            writes = state.writes()
-            self.layout.settings = tuple(state.settings)
-            _refuse_changed_inputs(leaves, self._structure, (args, kwargs))
-        return self.layout.record(writes, output, leaves)
+        self._writes = state.writes()
+        self.layout.settings = tuple(state.settings)
+        _refuse_changed_inputs(leaves, self._structure, (args, kwargs))
+        return self.layout.record(self._writes, output, leaves)
+
+    def refuse_changes_since(self) -> None:
+        """Raise if the backward changed the module."""
+        assert self._state is not None
+        self._state.refuse_changes_since(self._writes, self.layout.settings)
+
+    def close(self) -> None:
+        """Put the module back as it was before the last forward."""
+        self._traced.close()
+        self._state, self._writes = None, {}
 
     def ask(self) -> None:
         """Run the forward once on copies of its tensors, and note what it asks of them."""
         copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in self.tensors]
-        self.answers = noted(lambda: self(*copies))
+        try:
+            self.answers = noted(lambda: self(*copies))
+        finally:
+            self.close()
 
 
 def call_step(
@@ -296,7 +316,12 @@ def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
     is_real = not any(isinstance(t, FakeTensor) or t.device.type == "meta" for t in flat.tensors)
 
     def export_step() -> JointExport:
-        return export_joint(flat, flat.tensors, correct=corrected, kernels=KERNELS, answers=flat.answers)
+        try:
+            export = export_joint(flat, flat.tensors, correct=corrected, kernels=KERNELS, answers=flat.answers)
+            flat.refuse_changes_since()
+        finally:
+            flat.close()
+        return export
 
     try:
         with torch.enable_grad(), only_in_graph():

@@ -47,10 +47,10 @@ def only_in_graph() -> Iterator[None]:
         raise drawn_in_python(changed[0])
 
 
-def drawn_in_python(generator: str) -> CaptureError:
-    """The error that a forward draws from ``generator``."""
+def drawn_in_python(generator: str, which: str = "forward") -> CaptureError:
+    """The error that a forward or backward draws from ``generator``."""
     return CaptureError(
-        f"the forward draws from {generator}",
+        f"the {which} draws from {generator}",
         why="a planned step runs no Python: what was drawn in the trace would stay",
         try_="torch's random functions on tensors, or draw outside and pass it as an input",
     )

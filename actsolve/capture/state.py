@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,6 +165,7 @@ class TracedState:
                     self._below.append((path, name, number, container))
         self.settings: list[Setting] = []
         self._shared = SharedState(module)
+        self._pass = "forward"
         self._new: dict[int, torch.Tensor] = {}
 
     @contextlib.contextmanager
@@ -182,6 +183,15 @@ class TracedState:
             for container, content in self._before.values():
                 _put_back(container, content)
             self._shared.put_back()
+
+    def refuse_changes_since(self, writes: dict[Write, torch.Tensor], settings: Sequence[Setting]) -> None:
+        """Raise if the module is not as it was when `writes` and `settings` were these: its backward has changed it."""
+        self._pass = "backward"
+        now = self.writes()
+        changed: list[Write | Setting] = [w for w in dict.fromkeys([*now, *writes]) if now.get(w) is not writes.get(w)]
+        changed += [s for s in dict.fromkeys([*self.settings, *settings]) if (s in self.settings) != (s in settings)]
+        for change in changed:
+            raise self._lost(change.path, change.name)
 
     def writes(self) -> dict[Write, torch.Tensor]:
         """Return the tensors that the forward has assigned; note its `settings`. To be called within `replaced`.
@@ -205,14 +215,14 @@ class TracedState:
             for name in OWN & child.__dict__.keys() - {"_buffers"}:
                 if isinstance(child.__dict__[name], dict):
                     for key in self._changed_keys(child.__dict__[name]):
-                        raise _lost_change(path, str(key))
+                        raise self._lost(path, str(key))
         for path, name, number, container in self._below:
             if not _expendable(self._module.get_submodule(path), name):
                 self.settings += self._settings_in(path, name, number, container)
         if (changed := self._shared.changed()) is not None:
-            raise _lost_change("", f"{changed}, an attribute of a class")
+            raise self._lost("", f"{changed}, an attribute of a class")
         if (drawn_from := self._shared.drawn_from()) is not None:
-            raise drawn_in_python(drawn_from)
+            raise drawn_in_python(drawn_from, self._pass)
         return writes
 
     def _settings_in(self, path: str, name: str, number: int, container: Any) -> Iterator[Setting]:
@@ -220,7 +230,7 @@ class TracedState:
         for key in self._changed_keys(container):
             grown = not isinstance(container, dict) and key >= len(self._before[id(container)][1])
             if grown or key not in now or not _by_value(now[key]):
-                raise _lost_change(path, name)
+                raise self._lost(path, name)
             yield Setting(path, name, number, key, now[key])
 
     def _changed_keys(self, container: Any) -> list[Any]:
@@ -239,10 +249,13 @@ class TracedState:
 
     def _assigned(self, path: str, name: str, value: Any) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
-            raise _lost_change(path, name)
+            raise self._lost(path, name)
         if value.requires_grad and not value.is_leaf and value.retains_grad:
-            raise _lost_change(path, name, "it is to retain its gradient, which a planned step does not pass on")
+            raise self._lost(path, name, "it is to retain its gradient, which a planned step does not pass on")
         return value
+
+    def _lost(self, path: str, name: str, why: str = "") -> CaptureError:
+        return _lost_change(path, name, why, self._pass)
 
 
 @contextlib.contextmanager
@@ -283,12 +296,10 @@ def _expendable(child: torch.nn.Module, name: str) -> bool:
     return isinstance(child, torch.nn.RNNBase) and name.startswith("_flat_weight")
 
 
-def _lost_change(
-    path: str, name: str, why: str = "a planned step runs no Python, so that the change would not be repeated"
-) -> CaptureError:
+def _lost_change(path: str, name: str, why: str = "", which: str = "forward") -> CaptureError:
     return CaptureError(
-        f"the forward changes {f'{path}.{name}' if path else name}",
-        why=why,
+        f"the {which} changes {f'{path}.{name}' if path else name}",
+        why=why or "a planned step runs no Python, so that the change would not be repeated",
         try_="keep what changes in a buffer; if it is a cache that is filled once, call the module once before optimizing it",
     )
 
