@@ -185,7 +185,6 @@ case(
     model(draws_anew),
     noise(3, 4, grad=True),
     refused="preserve_rng_state",
-    open="hooks on what is saved are not run in a trace: the backward does not draw anew",
 )
 
 

@@ -13,8 +13,11 @@ from unittest import mock
 
 import torch
 import torch.random
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from actsolve.capture.hooks import only_torch_saves
+from actsolve.capture.replay import draws
+from actsolve.capture.torch_internals import within_unpreserved_checkpoints
 from actsolve.errors import CaptureError
 
 _SEEDERS = ("manual_seed", "seed", "set_rng_state")
@@ -35,6 +38,7 @@ def only_in_graph() -> Iterator[None]:
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(only_torch_saves())
+            stack.enter_context(within_unpreserved_checkpoints(_RefuseDraws))
             for module in (torch, torch.random):
                 for name in _SEEDERS:
                     stack.enter_context(mock.patch.object(module, name, _refusing(getattr(module, name))))
@@ -54,6 +58,20 @@ def drawn_in_python(generator: str, which: str = "forward") -> CaptureError:
         why="a planned step runs no Python: what was drawn in the trace would stay",
         try_="torch's random functions on tensors, or draw outside and pass it as an input",
     )
+
+
+class _RefuseDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises where a kernel draws."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, torch._ops.OpOverload) and draws(func, args, kwargs or {}):
+            raise CaptureError(
+                "a checkpoint with preserve_rng_state=False draws random numbers",
+                where=str(func),
+                why="its backward would draw others: its gradients are not those of its forward, and a trace has one run of it",
+                try_="preserve_rng_state=True, or no checkpoint: a plan decides what is computed again",
+            )
+        return func(*args, **(kwargs or {}))
 
 
 def _refusing(setter: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,12 +20,14 @@ _BATCH_NORM = aten._native_batch_norm_legit_functional.default
 def is_random(node: Node) -> bool:
     """Whether ``node`` draws from a random number generator."""
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags and _draws(node)
+    return isinstance(target, torch._ops.OpOverload) and draws(target, node.args, node.kwargs)
 
 
-def _draws(node: Node) -> bool:
-    """Dropout kernels draw only in training mode and attention only with a positive dropout probability."""
-    arguments = _named_arguments(node)
+def draws(kernel: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether ``kernel`` draws: those of dropout do only in training mode, attention only with a positive probability."""
+    if torch.Tag.nondeterministic_seeded not in kernel.tags:
+        return False
+    arguments = _arguments(kernel, args, kwargs)
     if "dropout_p" in arguments:
         return bool(arguments["dropout_p"])
     return arguments.get("train", True) is not False
@@ -33,9 +35,13 @@ def _draws(node: Node) -> bool:
 
 def _named_arguments(node: Node) -> dict[str, Any]:
     assert isinstance(node.target, torch._ops.OpOverload)
-    names = [a.name for a in node.target._schema.arguments]
-    defaults = {a.name: a.default_value for a in node.target._schema.arguments if a.has_default_value()}
-    return {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return _arguments(node.target, node.args, node.kwargs)
+
+
+def _arguments(kernel: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    names = [a.name for a in kernel._schema.arguments]
+    defaults = {a.name: a.default_value for a in kernel._schema.arguments if a.has_default_value()}
+    return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
 
 
 def has_effect(node: Node) -> bool:

@@ -59,6 +59,7 @@ __all__ = [
     "partitioner_saves",
     "preserved_annotations",
     "storage_key",
+    "within_unpreserved_checkpoints",
 ]
 
 BoxedFunction = Callable[[list[Any]], Any]
@@ -204,6 +205,25 @@ def _aten_overloads() -> tuple[Any, ...]:
     packets: list[Any] = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten)]
     packets = [p for p in packets if isinstance(p, torch._ops.OpOverloadPacket)]
     return tuple(getattr(packet, name) for packet in packets for name in packet.overloads())
+
+
+@contextlib.contextmanager
+def within_unpreserved_checkpoints(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    """Enter ``context`` around each `torch.utils.checkpoint` that does not keep the random state for its second run."""
+    original = torch.utils.checkpoint._checkpoint_without_reentrant_generator
+
+    def generator(fn: Any, preserve_rng_state: bool = True, *args: Any, **kwargs: Any) -> Iterator[None]:
+        inner = original(fn, preserve_rng_state, *args, **kwargs)
+        next(inner)
+        with contextlib.nullcontext() if preserve_rng_state else context():
+            try:
+                yield
+            except BaseException as error:
+                inner.throw(error)
+        next(inner, None)
+
+    with mock.patch.object(torch.utils.checkpoint, original.__name__, generator):
+        yield
 
 
 def leaked_tensors() -> list[torch.Tensor]:
