@@ -201,6 +201,12 @@ def _forward_of(cls: type) -> Callable[..., Any]:
     @functools.wraps(forward)
     def planned(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         runtime: Runtime = getattr(type(self), _RUNTIME)
+        if _RUNTIME not in type(self).__dict__:
+            raise UsageError(
+                f"this module is a {type(self).__name__} now, and was optimized as a {type(runtime.original).__name__}",
+                why="it was given another class, as parametrizations do",
+                try_="parametrize it before it is optimized",
+            )
         run_original = functools.partial(call_step, functools.partial(forward, self), runtime.loss_fn, args, kwargs)
         if not (self.training and torch.is_grad_enabled()) or torch.compiler.is_compiling() or in_function_transform():
             return run_original()

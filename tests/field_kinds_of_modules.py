@@ -128,8 +128,7 @@ case(
     drive=lambda case, optimize, seen: train(
         case, optimize, seen, lambda module, number: parametrizations.weight_norm(module) if number == 0 else None
     ),
-    refused="class",
-    open="the class of the original is not the new one: the weight is looked for where it was",
+    refused="this module is a ParametrizedLinear now",
 )
 
 
