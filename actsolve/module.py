@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from actsolve.ways import MANY_WAYS, Ways
 
 _RUNTIME = "_actsolve_runtime"
 _MANY_PLANS = 16
+_PLANNING = threading.RLock()  # a trace hooks into all modules: a module that another thread calls would be planned with its hooks
 _OTHER_DATA = "Python depends on what their tensors hold, and takes another way than it was planned for"
 _OTHER_SIGNATURE = "their shapes, dtypes, structure or the module's modes differ from those it was planned for"
 
@@ -67,7 +69,8 @@ class Runtime:
 
     def plan_first(self, step: TrainingStep, plan: Callable[[], CompiledStep]) -> None:
         """Enter the step that the module is optimized for, from ``plan``."""
-        self._enter(tuple(step.args), dict(step.kwargs), plan)
+        with _PLANNING:
+            self._enter(tuple(step.args), dict(step.kwargs), plan)
 
     def state(self, step: CompiledStep | None = None) -> list[Place]:
         """Return the places of the tensors that are state: of all steps, or of one."""
@@ -85,6 +88,10 @@ class Runtime:
 
     def another_way(self, args: Any, kwargs: Any) -> CompiledStep | None:
         """Return a step for inputs whose answers no step was traced for; None if the original is to run."""
+        with _PLANNING:
+            return self._another_way(args, kwargs)
+
+    def _another_way(self, args: Any, kwargs: Any) -> CompiledStep | None:
         ways, _ = self.ways_for(self.state(), args, kwargs)
         if len(ways.steps) >= MANY_WAYS:
             _warn(
@@ -213,7 +220,8 @@ def _forward_of(cls: type) -> Callable[..., Any]:
         places = runtime.state()
         if not _wants_gradient(places, args, kwargs):
             return run_original()
-        ways, leaves = runtime.ways_for(places, args, kwargs)
+        with _PLANNING:
+            ways, leaves = runtime.ways_for(places, args, kwargs)
 
         def call(step: CompiledStep) -> Any:
             return step(self, runtime.state(step) if runtime.written_only else places, leaves)
