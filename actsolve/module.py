@@ -23,7 +23,7 @@ import torch
 from actsolve.capture.joint import call_step
 from actsolve.capture.state import Place, Write, state_places
 from actsolve.capture.structure import Structure, take_apart
-from actsolve.capture.torch_internals import in_function_transform
+from actsolve.capture.torch_internals import being_traced, in_function_transform
 from actsolve.compiled import CompiledStep
 from actsolve.errors import ActsolveError, UsageError
 from actsolve.report.plan_text import plan_text
@@ -33,7 +33,7 @@ from actsolve.ways import MANY_WAYS, Ways
 
 _RUNTIME = "_actsolve_runtime"
 _MANY_PLANS = 16
-_PLANNING = threading.RLock()  # a trace hooks into all modules: a module that another thread calls would be planned with its hooks
+_PLANNING = threading.RLock()  # a trace hooks into all modules, also those that another thread calls
 _OTHER_DATA = "Python depends on what their tensors hold, and takes another way than it was planned for"
 _OTHER_SIGNATURE = "their shapes, dtypes, structure or the module's modes differ from those it was planned for"
 
@@ -215,7 +215,8 @@ def _forward_of(cls: type) -> Callable[..., Any]:
                 try_="parametrize it before it is optimized",
             )
         run_original = functools.partial(call_step, functools.partial(forward, self), runtime.loss_fn, args, kwargs)
-        if not (self.training and torch.is_grad_enabled()) or torch.compiler.is_compiling() or in_function_transform():
+        seen_by_another = torch.compiler.is_compiling() or in_function_transform() or being_traced()
+        if not (self.training and torch.is_grad_enabled()) or seen_by_another:
             return run_original()
         places = runtime.state()
         if not _wants_gradient(places, args, kwargs):

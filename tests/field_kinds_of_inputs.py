@@ -257,3 +257,24 @@ case(
     noise(3, 4, grad=True),
     drive=train_in_pieces,
 )
+
+
+def train_with_an_optimized_part(case: Case, optimize: Optimize, seen: Seen) -> None:
+    """What was optimized already is a part of what is optimized now."""
+    made: Any = case.make()
+    args, kwargs = case.inputs(0)
+    made[1] = optimize(made[1], (made[0](*args),), kwargs)
+    module = optimize(made, args, kwargs)
+    for number in range(2):
+        step(case, module, number, seen)
+        module.zero_grad()
+
+
+case(
+    "an optimized part of a model that is optimized",
+    "Lightning-AI/pytorch-lightning#19192",
+    "What is compiled already is compiled again with the model around it.",
+    lambda: nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 4), nn.Dropout(0.2)), nn.Linear(4, 4)),
+    noise(3, 4, grad=True),
+    drive=train_with_an_optimized_part,
+)

@@ -53,6 +53,7 @@ __all__ = [
     "compile_joint",
     "export_joint",
     "fake_building",
+    "being_traced",
     "in_function_transform",
     "input_role",
     "leaked_tensors",
@@ -465,6 +466,11 @@ def partitioner_saves(joint: torch.fx.GraphModule, n_forward_outputs: int, memor
         forward, _ = min_cut_rematerialization_partition(copied, (), num_fwd_outputs=n_forward_outputs)
     (output,) = forward.graph.find_nodes(op="output")
     return [node.name for node in output.args[0][n_forward_outputs:] if isinstance(node, torch.fx.Node)]
+
+
+def being_traced() -> bool:
+    """Whether a trace goes on in this thread: one of ours, or of torch's."""
+    return TracingContext.try_get() is not None
 
 
 def in_function_transform() -> bool:
