@@ -6,7 +6,8 @@ of a mean outside of the step are one element, expanded), is made when it is fir
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -17,6 +18,7 @@ from actsolve.capture.answers import Answer
 from actsolve.capture.captured import Captured
 from actsolve.capture.replay import is_random
 from actsolve.capture.state import Place
+from actsolve.capture.tangents import computed_from
 from actsolve.capture.to_graph import is_backward
 from actsolve.capture.torch_internals import compile_joint
 from actsolve.cost.link_speed import EMULATED
@@ -53,6 +55,7 @@ class Backward:
     engine: CopyEngine[Any] | None = None
     seen: set[str] = field(default_factory=set)
     _forms: dict[tuple[frozenset[str], bool], Boxed] = field(default_factory=dict)
+    _inner: list[tuple[weakref.ref[torch.Tensor], frozenset[str]]] = field(default_factory=list)
 
     def __call__(self, args: list[Any]) -> Any:
         traced = self.captured.joint.tangents
@@ -62,10 +65,34 @@ class Backward:
             args[-len(traced) :] = [_laid_out(t.meta["val"], g) for t, g in zip(traced, args[-len(traced) :], strict=True)]
             as_traced = True
         self.seen |= given.keys()
+        self._refuse_hooks_inside(given.keys())
         form = (frozenset(given), as_traced)
         if form not in self._forms:
             self._forms[form] = boxed_function(self._lowered(*form), "backward")
         return self._forms[form](args)
+
+    def watch(self, outputs: list[Any]) -> None:
+        """Note the outputs of a forward that others are computed from."""
+        self._inner = [(ref, names) for ref, names in self._inner if ref() is not None]
+        for index, names in self._computed_from.items():
+            if isinstance(outputs[index], torch.Tensor):
+                self._inner.append((weakref.ref(outputs[index]), names))
+
+    @cached_property
+    def _computed_from(self) -> dict[int, frozenset[str]]:
+        return computed_from(self.captured.full)
+
+    def _refuse_hooks_inside(self, given: Collection[str]) -> None:
+        """Raise if what is to see the gradient of an output would miss the part that comes from other outputs."""
+        for ref, names in self._inner:
+            output = ref()
+            if output is not None and not names.isdisjoint(given) and (output._backward_hooks or output.retains_grad):
+                what = "has a hook" if output._backward_hooks else "is to retain its gradient"
+                raise UsageError(
+                    f"an output of shape {tuple(output.shape)} {what}, and the backward starts from one computed from it",
+                    why="inside a planned step gradients do not pass through its outputs",
+                    try_="the hook in the forward or in loss_fn, a loss that is computed outside of the model, or module.original",
+                )
 
     def refuse_autocast(self) -> None:
         """Raise if the backward runs in an autocast region, and eager would therefore compute it otherwise than planned."""
@@ -133,7 +160,9 @@ class CompiledStep:
     def __call__(self, module: torch.nn.Module, places: list[Place], leaves: list[Any]) -> Any:
         state = [container[key] for container, key in places]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        return self.captured.joint.layout.restore(module, self.function(*state, *tensors))
+        outputs = self.function(*state, *tensors)
+        self.backward.watch(outputs)
+        return self.captured.joint.layout.restore(module, outputs)
 
     @cached_property
     def answers(self) -> tuple[Answer, ...]:

@@ -103,7 +103,7 @@ case(
     model(lambda m, h: ((y := m.a(h).tanh()), m.b(y))),
     noise(3, 4, grad=True),
     drive=retain_gradients,
-    open="an output that another output is computed from has, as its gradient, only what came from outside of the module",
+    refused="has a hook",
 )
 
 

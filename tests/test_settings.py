@@ -94,7 +94,7 @@ def counts_in_a_config(net: Net) -> None:
 
 
 def counts_in_a_nested_dict(net: Net) -> None:
-    net.nested["loss"]["n"] = 1
+    net.nested["loss"]["n"] = net.nested["loss"].get("n", 0) + 1
 
 
 def remembers_in_a_deque(net: Net) -> None:

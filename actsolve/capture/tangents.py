@@ -17,7 +17,7 @@ from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
 from actsolve.capture.joint import Joint
-from actsolve.capture.torch_internals import input_role, mutated_input, storage_key
+from actsolve.capture.torch_internals import input_role, mutated_input, output_index, storage_key
 from actsolve.graph import Kind
 
 aten = torch.ops.aten
@@ -40,6 +40,27 @@ def expected(joint: Joint, *, loss_inside: bool) -> frozenset[str]:
     return frozenset(t.name for t in ends or returned or joint.tangents)
 
 
+def computed_from(joint: Joint) -> dict[int, frozenset[str]]:
+    """Return per flat output that others are computed from the tangents of those."""
+    (output,) = joint.module.graph.find_nodes(op="output")
+    returned = {output_index(desc): n for n, desc in zip(output.args[0], joint.output_descs, strict=True)}
+    upstream = {t.name: _upstream(_output(joint, t)) for t in joint.tangents}
+    found = {i: frozenset(t for t, nodes in upstream.items() if n in nodes) for i, n in returned.items() if i is not None}
+    return {index: names for index, names in found.items() if names}
+
+
+def _upstream(*nodes: Node) -> set[Node]:
+    """Return what ``nodes`` are computed from; of themselves those that another is computed from."""
+    seen: set[Node] = set()
+    pending = [source for node in nodes for source in node.all_input_nodes]
+    while pending:
+        source = pending.pop()
+        if source not in seen:
+            seen.add(source)
+            pending += source.all_input_nodes
+    return seen
+
+
 def _output(joint: Joint, tangent: Node) -> Node:
     """Return the node of the output that ``tangent`` is the gradient of."""
     (output,) = joint.module.graph.find_nodes(op="output")
@@ -56,14 +77,7 @@ def _is_edited_input(joint: Joint, tangent: Node) -> bool:
 
 def _storages_upstream(nodes: list[Node]) -> set[int]:
     """Return the storages of what ``nodes`` are computed from, not of themselves."""
-    seen: set[Node] = set()
-    pending = [n for node in nodes for n in node.all_input_nodes]
-    while pending:
-        node = pending.pop()
-        if node not in seen:
-            seen.add(node)
-            pending += node.all_input_nodes
-    vals = [node.meta.get("val") for node in seen]
+    vals = [node.meta.get("val") for node in _upstream(*nodes)]
     return {storage_key(t) for t in tree_leaves(vals) if isinstance(t, torch.Tensor)}
 
 

@@ -57,6 +57,7 @@ __all__ = [
     "in_function_transform",
     "input_role",
     "leaked_tensors",
+    "output_index",
     "partitioner_saves",
     "preserved_annotations",
     "storage_key",
@@ -418,6 +419,11 @@ def output_descriptors(joint: torch.fx.GraphModule) -> list[Any]:
     """Return torch's descriptor of each output of a joint graph, in order."""
     (output,) = joint.graph.find_nodes(op="output")
     return list(output.meta["desc"])
+
+
+def output_index(output_desc: Any) -> int | None:
+    """Return the position among the flat outputs of the traced module, or None where it is none of these."""
+    return int(output_desc.idx) if isinstance(output_desc, descriptors.PlainAOTOutput) else None
 
 
 def n_forward_outputs(joint: torch.fx.GraphModule) -> int:
