@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,10 +14,10 @@ from actsolve.capture.answers import Answer, Answers, answer_at, note_answers, n
 from actsolve.capture.dropout import KERNELS
 from actsolve.capture.hooks import refuse_hooks
 from actsolve.capture.layouts import corrected
+from actsolve.capture.output_layout import OutputLayout
 from actsolve.capture.provenance import origin_of, recorded_origins, short_path
 from actsolve.capture.randomness import only_in_graph
 from actsolve.capture.state import (
-    Setting,
     TracedState,
     Write,
     put_back,
@@ -26,7 +26,7 @@ from actsolve.capture.state import (
     state_names,
     state_places,
 )
-from actsolve.capture.structure import Made, Structure, holds_data, refuse_hidden_data, take_apart
+from actsolve.capture.structure import Structure, holds_data, refuse_hidden_data, take_apart
 from actsolve.capture.torch_internals import (
     DATA_DEPENDENT,
     FakeTensor,
@@ -41,50 +41,6 @@ from actsolve.capture.torch_internals import (
 from actsolve.errors import ActsolveError, CaptureError
 from actsolve.graph import Kind
 from actsolve.training_step import TrainingStep
-
-
-@dataclass
-class OutputLayout:
-    """How the flat tensors that the traced step returns become what its caller expects.
-
-    Attributes:
-        writes: What the first of them are assigned to.
-        settings: Plain values that the forward puts into the module; a forward of a module that has them makes none.
-        structure: How the others were nested.
-        constants: Leaves that are no tensors, by position.
-        which: Per leaf that is a tensor, which of the others it is: one that is returned in two places is one tensor.
-    """
-
-    writes: tuple[Write, ...] = ()
-    settings: tuple[Setting, ...] = ()
-    structure: Structure | None = None
-    constants: dict[int, Any] = field(default_factory=dict)
-    which: tuple[int, ...] = ()
-
-    def record(self, writes: dict[Write, torch.Tensor], output: Any, given: list[Any]) -> list[torch.Tensor]:
-        """Take ``output`` of a forward that was ``given`` some leaves apart; return the tensors and remember the rest."""
-        leaves, self.structure = take_apart(output, Made(given))
-        self.constants = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
-        for constant in self.constants.values():
-            refuse_hidden_data(constant, "an output")
-        self.writes = tuple(writes)
-        tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
-        numbers = {key: number for number, key in enumerate(tensors)}
-        self.which = tuple(numbers[id(leaf)] for leaf in leaves if isinstance(leaf, torch.Tensor))
-        return [*writes.values(), *tensors.values()]
-
-    def restore(self, model: torch.nn.Module, tensors: list[torch.Tensor]) -> Any:
-        """Assign to ``model`` what the traced forward did, and return the output with ``tensors`` in it."""
-        assert self.structure is not None
-        n_writes = len(self.writes)
-        for write, tensor in zip(self.writes, tensors[:n_writes], strict=True):
-            write.assign(model, tensor)
-        for setting in self.settings:
-            setting.assign(model)
-        rest = (tensors[n_writes + number] for number in self.which)
-        return self.structure.restore(
-            [self.constants[i] if i in self.constants else next(rest) for i in range(self.structure.n_leaves)]
-        )
 
 
 class _FlatStep(torch.nn.Module):
