@@ -115,3 +115,19 @@ def _() -> TrainingStep:
 @kind("forty layers")
 def _() -> TrainingStep:
     return step(nn.Sequential(*(m for _ in range(40) for m in (nn.Linear(4, 4), nn.Tanh()))), x(2, 4))
+
+
+@kind("reentrant checkpoints with dropout, one in another")
+def _() -> TrainingStep:
+    def run(m: Any, h: torch.Tensor) -> torch.Tensor:
+        inner = lambda y: F.dropout(m.b(y).tanh(), 0.4)  # noqa: E731
+        outer = lambda y: F.dropout(checkpoint(inner, m.a(y), use_reentrant=True), 0.2)  # noqa: E731
+        return m.b(checkpoint(outer, m.a(h), use_reentrant=True))
+
+    return of(run)
+
+
+@kind("a reentrant checkpoint whose arguments require no gradient")
+def _() -> TrainingStep:
+    """Its parameters get none, as in eager, which warns of it."""
+    return of(lambda m, h: m.b(h) + checkpoint(m.a, h, use_reentrant=True))

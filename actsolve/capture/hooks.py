@@ -1,7 +1,8 @@
 """Hooks on modules: Python that runs around a forward, of which a trace would keep only what it does to tensors.
 
 Those of the module that is optimized run at each call, around the planned step. A hook on a submodule would run once, in the
-trace, and never again: it is refused, except where torch is known to do all with tensors (weight norm, spectral norm, pruning).
+trace, and never again: it is refused, except where a library is known to do all with tensors (torch's weight norm, spectral norm
+and pruning, what transformers and peft do so that frozen embeddings get gradients).
 Hooks on tensors that require a gradient are no matter: autograd calls them.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 from unittest import mock
 
@@ -20,6 +22,7 @@ from torch.nn.parameter import is_lazy
 from actsolve.errors import CaptureError
 
 _KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_ONLY_COMPUTE = ("torch.nn.utils.", "transformers.", "peft.")
 _AFTER = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")  # these see what the forward returns
 
 
@@ -38,7 +41,13 @@ def hooks_inside(module: torch.nn.Module, *, loss_inside: bool) -> tuple[tuple[s
         found += [("", kind, hook) for kind in _AFTER for hook in getattr(module, kind).values()]
     for kind in ("_global" + kind for kind in _KINDS):
         found += [("", kind, hook) for hook in getattr(nn_module, kind).values()]
-    return tuple(entry for entry in found if not type(entry[2]).__module__.startswith("torch.nn.utils."))
+    return tuple(entry for entry in found if not _only_computes(entry[2]))
+
+
+def _only_computes(hook: Any) -> bool:
+    """Whether ``hook`` is known to do nothing but to compute with tensors."""
+    named = hook if isinstance(hook, FunctionType) else type(hook)
+    return f"{named.__module__}.".startswith(_ONLY_COMPUTE)
 
 
 def _with_hooks(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from actsolve.capture.hooks import only_torch_saves
 from actsolve.capture.replay import draws
-from actsolve.capture.torch_internals import within_unpreserved_checkpoints
+from actsolve.capture.torch_internals import reentrant_checkpoints_run_once, within_unpreserved_checkpoints
 from actsolve.errors import CaptureError
 
 _SEEDERS = ("manual_seed", "seed", "set_rng_state")
@@ -39,6 +39,7 @@ def only_in_graph() -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(only_torch_saves())
             stack.enter_context(within_unpreserved_checkpoints(_RefuseDraws))
+            stack.enter_context(reentrant_checkpoints_run_once(_RefuseDraws))
             for module in (torch, torch.random):
                 for name in _SEEDERS:
                     stack.enter_context(mock.patch.object(module, name, _refusing(getattr(module, name))))

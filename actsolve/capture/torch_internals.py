@@ -61,6 +61,7 @@ __all__ = [
     "partitioner_saves",
     "preserved_annotations",
     "storage_key",
+    "reentrant_checkpoints_run_once",
     "within_unpreserved_checkpoints",
 ]
 
@@ -225,6 +226,23 @@ def within_unpreserved_checkpoints(context: Callable[[], contextlib.AbstractCont
         next(inner, None)
 
     with mock.patch.object(torch.utils.checkpoint, original.__name__, generator):
+        yield
+
+
+@contextlib.contextmanager
+def reentrant_checkpoints_run_once(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    """Call what a `torch.utils.checkpoint` with ``use_reentrant=True`` would run without gradients, and in the backward again.
+
+    A backward within the backward cannot be traced. As in eager nothing gets a gradient where no argument requires one;
+    ``context`` is entered around those that do not keep the random state for their second run.
+    """
+
+    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        trained = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+        with torch.set_grad_enabled(trained), contextlib.nullcontext() if preserve_rng_state else context():
+            return function(*args)
+
+    with mock.patch.object(torch.utils.checkpoint.CheckpointFunction, "apply", apply):
         yield
 
 
