@@ -10,7 +10,7 @@ from dag_samples import least_time, random_dag
 
 from actsolve.check_dag import replayed_peak_bytes
 from actsolve.dag import Dag, general_dag
-from actsolve.planners.backwards import Backwards
+from actsolve.planners.backwards import FORCED, Backwards
 from actsolve.planners.dag_search import plan_dag
 from actsolve.planners.from_nothing import FromNothing, cannot_be_made, is_general
 from actsolve.planners.options import PlannerOptions
@@ -85,7 +85,7 @@ def test_a_schedule_is_forced_wherever_there_is_one() -> None:
     for seed in range(15):
         for dag in within(random_dag(seed, 9)):
             back = Backwards(FromNothing(dag))
-            back.force(math.inf)
+            any(back.sweep(sweep, math.inf) for sweep in FORCED)
             assert bool(back.best) == (least_time(dag, dag.budget_bytes) is not None), (seed, dag.budget_bytes)
             assert not back.best or replayed_peak_bytes(dag, back.best) <= dag.budget_bytes
 
@@ -98,8 +98,8 @@ def test_a_schedule_is_forced_where_a_run_reads_nearly_all_that_fits() -> None:
     while not back.exhausted:
         back.improve(math.inf)
     assert not back.best
-    back.force(math.inf)
-    assert replayed_peak_bytes(dag, back.best) <= dag.budget_bytes and not back.exhausted
+    assert any(back.sweep(sweep, math.inf) for sweep in FORCED)
+    assert replayed_peak_bytes(dag, back.best) <= dag.budget_bytes
 
 
 def test_a_budget_that_is_impossible_is_proven_to_be_within_a_moment() -> None:

@@ -47,7 +47,8 @@ class Sweep(NamedTuple):
 
 
 _SWEEPS = [Sweep(w, p) for w in _WIDTHS for p in _PRICES]
-_FORCED = [Sweep(_WIDTHS[0], p, x, light) for p in (32.0, 2.0) for light in (0.9, 1.0, 0.8) for x in (30, 300)]
+_NARROW = 9  # of them: what they find at first is better than what is forced and then improved
+FORCED = [Sweep(_WIDTHS[0], p, x, light) for p in (32.0, 2.0) for light in (0.9, 1.0, 0.8) for x in (30, 300)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,19 +111,20 @@ class Backwards:
     def exhausted(self) -> bool:
         return self._at >= len(_SWEEPS)
 
+    @property
+    def wide(self) -> bool:
+        """Whether the next sweeps are so wide that a first schedule is better forced."""
+        return self._at >= _NARROW
+
     def improve(self, deadline: float) -> bool:
-        """Do the next sweep; return whether it gave a better schedule."""
+        """Do the next sweep; return whether it gave a better schedule. Around a first one, narrow sweeps are worth it again."""
+        is_first = not self.best
         better = self.sweep(_SWEEPS[self._at], deadline)
-        if time.perf_counter() < deadline:
+        if better and is_first:
+            self._at = 1
+        elif time.perf_counter() < deadline:
             self._at += 1
         return better
-
-    def force(self, deadline: float) -> None:
-        """Where no sweep found a schedule, find one at whatever cost; then sweep anew."""
-        self._at = 0
-        for sweep in _FORCED:
-            if self.sweep(sweep, deadline) or time.perf_counter() > deadline:
-                return
 
     def sweep(self, sweep: Sweep, deadline: float) -> bool:
         """Search once, from the end to the beginning; return whether that gave a better schedule: `best`."""
@@ -222,6 +224,8 @@ class Backwards:
 
     def start(self, runs: list[int]) -> None:
         """Start from a schedule that fits."""
+        if not self.best:
+            self._at = 0
         need, _ = self._needs_of(runs)[0][-1]
         self._take(need, [])
 

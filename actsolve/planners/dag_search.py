@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from actsolve.dag import Dag
-from actsolve.planners.backwards import Backwards
+from actsolve.planners.backwards import FORCED, Backwards
 from actsolve.planners.exhaustive import exhaustive
 from actsolve.planners.from_nothing import FromNothing, cannot_be_made, is_general
 from actsolve.planners.lp import Array, Limits, Outcome, Solution, solve
@@ -183,8 +183,9 @@ class DagSearch:
         self.backwards(back, 0.1, first=True)
         if self.best is None:
             self.impossible(back, 0.15)
-            self.force(back, 0.5)
-        self.backwards(back, 0.25, first=True)
+        self.backwards(back, 0.55, first=True)
+        if self.best is None:
+            self.force(back, 0.75, 0.4)
         self.prove(0.4)
         self.backwards(back, 0.7)
         self.shake(0.8)
@@ -212,18 +213,32 @@ class DagSearch:
         if node is not None:
             self.infeasible = f"to make what {self.dag.names[node]} reads takes more, whatever runs again"
 
-    def force(self, back: Backwards, share: float) -> None:
-        """Look for one schedule that fits, at whatever cost."""
-        if not self.done:
-            back.force(time.perf_counter() + self._until(share))
-            if back.best:
-                self.take(self.runner.run(np.array(back.best, dtype=np.int64)))
+    def force(self, back: Backwards, share: float, better: float) -> None:
+        """Look for schedules that fit, at whatever cost, each anew and shaken; until ``better`` of the time, if there is one.
+
+        They are improved to quite different ones: the best of a few is much better than the first.
+        """
+        for sweep in FORCED:
+            until_s = self._until(share if self.best is None else better)
+            if self.done or until_s <= 0:
+                return
+            anew = Backwards(back.nothing)
+            anew.sweep(sweep, time.perf_counter() + until_s)
+            if anew.best:
+                runs = self.runner.run(np.array(anew.best, dtype=np.int64))
+                self.take(self._shaken_briefly(cleaned(runs, time.perf_counter() + _REPAIR_S)))
+
+    def _shaken_briefly(self, sequence: Sequence) -> Sequence:
+        until = time.perf_counter() + min(self._until(1.0), _SHAKEN * self.options.time_limit_s)
+        return self._shaken.improve(sequence, lambda _: self.done, until)
 
     def backwards(self, back: Backwards, share: float, *, first: bool = False) -> None:
         """Look for schedules from their end, among more and more, until one is near the bound; or for the ``first`` that fits."""
         if self.best is not None:
             back.start(self.best.nodes.tolist())
-        while not self.done and self._until(share) > 0 and not back.exhausted and not (first and self.best):
+        while not self.done and self._until(share) > 0 and not back.exhausted:
+            if first and (self.best is not None or back.wide):
+                return
             back.improve(time.perf_counter() + self._until(share))
             if back.best:
                 self.take(self.runner.run(np.array(back.best, dtype=np.int64)))
