@@ -8,6 +8,7 @@ its step is.
 from __future__ import annotations
 
 import operator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from actsolve.capture.answers import answer_at
 from actsolve.capture.captured import Captured
 from actsolve.capture.replay import replayed_call
 from actsolve.errors import ScheduleError
+from actsolve.runtime.accumulated import accumulated
 from actsolve.runtime.answered import confirmed
 from actsolve.runtime.copy_engine import CopyEngine
 from actsolve.runtime.grad_mode import in_training, looks_at_grad_mode
@@ -84,6 +86,7 @@ class Emitter:
         self._by_name: dict[str, Node | int] = {node.name: node for node in self._joint.graph.nodes}
         self._by_name |= {captured.graph.values[v].name: v for v, node in enumerate(captured.value_nodes) if node is None}
         self._on_host = {host_name(value.name): v for v, value in enumerate(captured.graph.values)}
+        self._accumulated: dict[Node, Node] = {}  # gradients, and what is left of them for autograd
         for name in saved or ():
             self.save(name)
         if not in_backward:
@@ -120,6 +123,7 @@ class Emitter:
             if step.kind is StepKind.FREE:
                 assert step.value is not None
                 if step.value not in self._updates:
+                    self._accumulate(step.value)
                     self._forget(step.value)
             elif step.op is not None:
                 self._emit_run(step, _freed_after(steps, position))
@@ -141,6 +145,8 @@ class Emitter:
             target, args, kwargs = node.target, node.args, node.kwargs
         ended = op.in_place[0] if step.in_place and op.in_place is not None else None
         call = self._captured.in_place[step.op] if ended is not None else None
+        if ended is not None:
+            self._accumulate(ended)
         if call is not None:
             target = call.target
             args = (args[1], args[0], *args[2:]) if call.swap else args
@@ -159,7 +165,7 @@ class Emitter:
         if ended is not None:
             self._forget(ended)
         replayed = step.kind is StepKind.REPLAY
-        wanted = [v for v in op.outputs if v not in dead or v in self._updates]
+        wanted = [v for v in op.outputs if v not in dead or v in self._updates or v in self._leaving]
         if replayed:  # what is there stays; and new contents of buffers, which are, a replay may not even make
             wanted = [v for v in wanted if not self._on_value.get(v)]
         self._remember(node, made, wanted, keep_live=replayed)
@@ -189,6 +195,17 @@ class Emitter:
 
     def _output_nodes(self, node: Node) -> list[Node]:
         return [u for u in node.users if u.op == "call_function" and u.target is operator.getitem]
+
+    @cached_property
+    def _leaving(self) -> dict[int, dict[Node, int]]:
+        """Per value the gradients that leave with it."""
+        return self._captured.of_parameters if self._captured.accumulates and self._in_backward else {}
+
+    def _accumulate(self, value: int) -> None:
+        """Add the gradients that ``value`` holds to those that are there, for it is to be freed."""
+        for node, index in self._leaving.get(value, {}).items():
+            if node not in self._accumulated:
+                self._accumulated[node] = self._out.call_function(accumulated, (index, self._read(node)))
 
     def _forget(self, value: int) -> None:
         for node in self._on_value.pop(value, ()):
@@ -338,8 +355,10 @@ class Emitter:
 
     def finish_backward(self) -> None:
         """Return the gradients; order the placeholders as torch passes them: saved values, then tangents."""
+        for value in self._leaving:  # of what is not freed: a tangent that is a gradient itself
+            self._accumulate(value)
         outputs = self._joint_outputs()[self._captured.n_forward_outputs :]
-        results = [self._read(n) if isinstance(n, Node) else n for n in outputs]
+        results = [self._accumulated.get(n) or self._read(n) if isinstance(n, Node) else n for n in outputs]
         for tangent in self._captured.joint.tangents:
             placeholder = self._made.get(tangent) or self._placeholder(tangent.name, tangent.meta.get("val"))
             self._placeholders.remove(placeholder)

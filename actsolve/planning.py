@@ -147,6 +147,7 @@ def prepare(
     listener.stage("tracing")
     start = time.perf_counter()
     captured = capture_as_laid_out(step, name=target, tangents=tangents)
+    captured = captured.accumulating() if settings.grads == "accumulate" else captured
     capture_s = time.perf_counter() - start
     suits(captured)
     listener.stage("costing ops")

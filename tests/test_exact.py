@@ -14,6 +14,9 @@ from alike import assert_trains_alike
 from kinds import KINDS
 
 import models_zoo
+from actsolve.capture.captured import Captured
+from actsolve.cost.layout_check import capture_as_laid_out
+from actsolve.training_step import TrainingStep
 
 SMALL: dict[str, dict[str, Any]] = {
     "gpt-mini": {"layers": 2, "width": 32, "heads": 2, "seq": 16, "batch": 2},
@@ -46,3 +49,23 @@ def test_zoo(name: str) -> None:
 def test_kind(name: str) -> None:
     kind = KINDS[name]
     assert_trains_alike(kind.make, loss=kind.loss, context=kind.context, seeds=1)
+
+
+WORDS = ("tied", "frozen", "autocast", "twice", "None", "batch norm")
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if any(word in name for word in WORDS)])
+def test_gradients_that_are_added_as_they_are_made(name: str) -> None:
+    """To those that are there or, where there are none yet, by autograd: the harness zeroes them and drops them in turns."""
+    kind = KINDS[name]
+
+    def capture(step: TrainingStep) -> Captured:
+        return capture_as_laid_out(step).accumulating()
+
+    assert_trains_alike(kind.make, loss=kind.loss, context=kind.context, seeds=1, capture=capture)
+
+
+@pytest.mark.parametrize("name", ["gpt-mini", "resnet18-mini", "bert-mini"])
+def test_zoo_that_accumulates(name: str) -> None:
+    capture = lambda step: capture_as_laid_out(step).accumulating()  # noqa: E731
+    assert_trains_alike(lambda: models_zoo.get(name)(**SMALL[name]), seeds=1, capture=capture)

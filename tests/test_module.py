@@ -13,6 +13,7 @@ from torch import nn
 
 import actsolve
 from actsolve.errors import UsageError
+from actsolve.runtime.memory_events import measure_peak
 
 
 def net() -> nn.Sequential:
@@ -212,3 +213,49 @@ def test_a_loss_may_be_scaled_in_place() -> None:
         loss *= 0.5
         loss.backward()
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(twin.parameters(), module.parameters(), strict=True))  # type: ignore[arg-type]
+
+
+def test_gradients_that_accumulate_are_not_held_twice() -> None:
+    """The second backward adds each gradient as it is made: its peak is that of the first."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())]
+    twin = nn.Sequential(*layers)
+    model, inputs = copy.deepcopy(twin), torch.randn(8, 64)
+    options = {"hardware": "auto", "optimizer": "none", "grads": "accumulate", "planner": "keep_all", "mem_budget": 1.0}
+    module = actsolve.optimize(model, (inputs,), loss_fn=lambda y: y.square().mean(), **options)
+    for m, call in ((twin, lambda: twin(inputs).square().mean()), (module, lambda: module(inputs)[0])):
+        for _ in range(3):
+            call().backward()
+        if m is module:
+            held = sum(p.nbytes + p.grad.nbytes for p in module.parameters()) + inputs.nbytes
+            measured = measure_peak(lambda call=call: call().backward())
+            assert held + measured.peak_bytes <= module.plan.budget_bytes
+        else:
+            call().backward()
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(twin.parameters(), module.parameters(), strict=True))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", ["hook", "post hook", "grad", "some", "layout"])
+def test_gradients_are_added_by_autograd_where_others_see_them(how: str) -> None:
+    torch.manual_seed(0)
+    twin = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
+    model, inputs = copy.deepcopy(twin), torch.randn(3, 4)
+    module = actsolve.optimize(model, (inputs,), mem_budget=1.0, planner="keep_all", hardware="a100", grads="accumulate")
+    seen: list[list[torch.Tensor]] = []
+    for m in (twin, module):
+        log: list[torch.Tensor] = []
+        first, *rest = m.parameters()
+        loss(m, inputs).backward()
+        if how == "hook":
+            first.register_hook(lambda g, log=log: log.append(g.clone()) or g * 2)
+        elif how == "post hook":
+            first.register_post_accumulate_grad_hook(lambda p, log=log: log.append(p.grad.clone()))
+        elif how == "layout":
+            first.grad = first.grad.t().contiguous().t()
+        if how == "grad":
+            log += torch.autograd.grad(loss(m, inputs), [first, *rest])
+        else:
+            loss(m, inputs).backward(inputs=[first] if how == "some" else None)
+        seen.append([*log, *(p.grad for p in (first, *rest))])
+    assert len(seen[0]) == len(seen[1]) and all(map(torch.equal, *seen))
+    assert [t.stride() for t in seen[0]] == [t.stride() for t in seen[1]]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch.fx import Node
@@ -17,7 +18,7 @@ from actsolve.capture.replay import device_of
 from actsolve.capture.tangents import expected, without
 from actsolve.capture.to_graph import GraphOfJoint, graph_of
 from actsolve.errors import CaptureError
-from actsolve.graph import Graph
+from actsolve.graph import Graph, Kind
 from actsolve.training_step import TrainingStep
 
 
@@ -29,11 +30,13 @@ class Captured:
         joint: Torch's joint graph, and how its outputs are laid out.
         parts: Our graph of it, and which fx nodes its ops and values came from.
         full: The joint graph whose backward starts from every output.
+        accumulates: Whether gradients of parameters are added to those that are there as soon as they are made.
     """
 
     joint: Joint
     parts: GraphOfJoint
     full: Joint
+    accumulates: bool = False
 
     @property
     def graph(self) -> Graph:
@@ -78,7 +81,25 @@ class Captured:
 
     def starting_from(self, tangents: frozenset[str]) -> Captured:
         """Return the same step with a backward that is given just ``tangents``."""
-        return _captured(self.full, tangents, self.graph.name)
+        other = _captured(self.full, tangents, self.graph.name)
+        return other.accumulating() if self.accumulates else other
+
+    def accumulating(self) -> Captured:
+        """Return the same step where the gradients of parameters leave as soon as they are made, for those that are there."""
+        others = {gradient for gradient in self.graph.gradients if gradient not in self.of_parameters}
+        graph = replace(self.graph, gradients=tuple(g for g in self.graph.gradients if g in others))
+        return replace(self, parts=replace(self.parts, graph=graph), accumulates=True)
+
+    @cached_property
+    def of_parameters(self) -> dict[int, dict[Node, int]]:
+        """Per value the gradients of parameters that it holds, each with the index of its parameter among the inputs."""
+        (output,) = self.joint.module.graph.find_nodes(op="output")
+        found: dict[int, dict[Node, int]] = {}
+        for index, node in enumerate(output.args[0][self.n_forward_outputs :]):
+            of_parameter = index < len(self.joint.state) and self.joint.state[index][0] is Kind.PARAMETER
+            if isinstance(node, Node) and of_parameter and index in self.joint.leaf_indices:
+                found.setdefault(self.value_of[node], {})[node] = index
+        return found
 
 
 def capture(step: TrainingStep, *, name: str = "", tangents: frozenset[str] | None = None) -> Captured:

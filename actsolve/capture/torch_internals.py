@@ -47,6 +47,7 @@ __all__ = [
     "FakeTensorMode",
     "InputRole",
     "JointExport",
+    "accumulates_into",
     "annotation",
     "annotate",
     "bound_kernel",
@@ -335,6 +336,34 @@ def _pass_undefined_gradients(outputs: list[Any], aot_id: int) -> None:
 
 
 _MAX_VIEWS = 8
+
+
+def accumulates_into(index: int) -> torch.Tensor | None:
+    """Return the leaf to whose ``.grad`` the running backward will add the gradient of input ``index``, if nobody else sees it.
+
+    To be called in the backward of a function of `compile_joint`. None where the input is no leaf, where its gradient is returned
+    (``torch.autograd.grad``) or not wanted, where a hook sees it or is called after it, and where processes share gradients: what
+    does so, such as DDP, hooks in where it cannot be seen.
+    """
+    node = torch._C._current_autograd_node()
+    assert node is not None
+    accumulator = node.next_functions[index][0]
+    leaf: torch.Tensor | None = getattr(accumulator, "variable", None)
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if (
+        accumulator is None
+        or leaf is None
+        or distributed
+        or torch.is_grad_enabled()
+        or leaf._backward_hooks
+        or leaf._post_accumulate_grad_hooks
+    ):
+        return None
+    try:
+        added = torch._C._will_engine_execute_node(accumulator)
+    except RuntimeError:  # so torch says that its gradient is captured for `torch.autograd.grad`
+        return None
+    return leaf if added else None
 
 
 class _OnceDifferentiable(torch.autograd.Function):
