@@ -92,8 +92,8 @@ def _is_worthwhile(shortage: Shortage, remedy: Remedy) -> bool:
 
 
 def _candidates(shortage: Shortage) -> Iterator[Remedy]:
-    """Everything that may help; if nothing is enough alone, also all changes together, if they are."""
-    changes = [c for c in (_loss_in_chunks(shortage), _stateless_optimizer(shortage), _no_gradients(shortage)) if c is not None]
+    """Everything that may help; if nothing is enough alone, also the changes together, if they are."""
+    changes = [c for c in (_loss_in_chunks(shortage), _stateless_optimizer(shortage)) if c is not None]
     alone = [c.remedy(shortage) for c in changes]
     alone += [*_host_memory(shortage), *_without_pins(shortage), *_without_reserve(shortage)]
     yield from alone
@@ -164,14 +164,6 @@ def _stateless_optimizer(shortage: Shortage) -> _Change | None:
     name = f"{optimizer}'s" if isinstance(optimizer, str) else f"that of {type(optimizer).__name__}"
     note = f"it keeps no state; {name} takes {format_bytes(static.optimizer_state)}"
     return _Change("--optimizer sgd", note, static.optimizer_state, stateless=True)
-
-
-def _no_gradients(shortage: Shortage) -> _Change | None:
-    static = shortage.static
-    if static.given is not None or not static.gradients or shortage.settings.grads == "none":  # a shard's are there anyway
-        return None
-    note = f"the gradients that are there before the step take {format_bytes(static.gradients)}"
-    return _Change("--grads none", note, static.gradients)
 
 
 def _host_memory(shortage: Shortage) -> Iterator[Remedy]:
