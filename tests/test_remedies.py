@@ -129,7 +129,6 @@ def test_what_would_not_help_is_not_named() -> None:
     """An optimizer without state, gradients that are not there, a loss of few classes, a batch where weights are too much."""
     found = remedies(*WIDE, "--mem-budget", "2MB", "--optimizer", "none")
     assert list(found) == ["a smaller model"]
-    shard = remedies(*WIDE, "--mem-budget", "2MB", "--shards", "2")
     assert called(*WIDE[:-1], "batch=1", "--mem-budget", "2MB", "--optimizer", "none").exit_code == 3
 
 
