@@ -20,7 +20,8 @@ from actsolve.capture.replay import is_random
 from actsolve.capture.state import Place
 from actsolve.capture.tangents import computed_from
 from actsolve.capture.to_graph import is_backward
-from actsolve.capture.torch_internals import compile_joint
+from actsolve.capture.torch_engine import forget_running
+from actsolve.capture.torch_internals import compile_joint, in_recomputation
 from actsolve.cost.link_speed import EMULATED
 from actsolve.errors import ScheduleError, UsageError
 from actsolve.lower import Lowered, lower, lower_backward
@@ -28,6 +29,7 @@ from actsolve.planned import Planned
 from actsolve.runtime.boxed import boxed_function
 from actsolve.runtime.copy_engine import CopyEngine, CopyOptions
 from actsolve.runtime.engines import new_engine
+from actsolve.runtime.rng import own_generators
 from actsolve.schedule import Schedule, StepKind
 
 aten = torch.ops.aten
@@ -37,6 +39,23 @@ _PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.addmm.default, at
 _AS_PLANNED = CopyOptions()
 
 Boxed = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True)
+class _Inner:
+    """An output that others are computed from.
+
+    Attributes:
+        output: The tensor, while its caller has it.
+        hooks: Its hooks, which autograd holds also when the tensor itself is gone.
+        shape: Of the tensor.
+        tangents: The tangents of the others.
+    """
+
+    output: weakref.ref[torch.Tensor]
+    hooks: weakref.ref[Any]
+    shape: tuple[int, ...]
+    tangents: frozenset[str]
 
 
 @dataclass
@@ -55,7 +74,7 @@ class Backward:
     engine: CopyEngine[Any] | None = None
     seen: set[str] = field(default_factory=set)
     _forms: dict[tuple[frozenset[str], bool], Boxed] = field(default_factory=dict)
-    _inner: list[tuple[weakref.ref[torch.Tensor], frozenset[str]]] = field(default_factory=list)
+    _inner: list[_Inner] = field(default_factory=list)
 
     def __call__(self, args: list[Any]) -> Any:
         traced = self.captured.joint.tangents
@@ -69,14 +88,20 @@ class Backward:
         form = (frozenset(given), as_traced)
         if form not in self._forms:
             self._forms[form] = boxed_function(self._lowered(*form), "backward")
-        return self._forms[form](args)
+        try:
+            return self._forms[form](args)
+        finally:
+            forget_running()
 
     def watch(self, outputs: list[Any]) -> None:
         """Note the outputs of a forward that others are computed from."""
-        self._inner = [(ref, names) for ref, names in self._inner if ref() is not None]
-        for index, names in self._computed_from.items():
-            if isinstance(outputs[index], torch.Tensor):
-                self._inner.append((weakref.ref(outputs[index]), names))
+        self._inner = [inner for inner in self._inner if inner.hooks() is not None]
+        for index, tangents in self._computed_from.items():
+            output = outputs[index]
+            if isinstance(output, torch.Tensor) and output.grad_fn is not None:
+                output.register_hook(_nothing).remove()  # type: ignore[no-untyped-call]  # torch makes the dict with the first
+                hooks = weakref.ref(output._backward_hooks)
+                self._inner.append(_Inner(weakref.ref(output), hooks, tuple(output.shape), tangents))
 
     @cached_property
     def _computed_from(self) -> dict[int, frozenset[str]]:
@@ -84,14 +109,14 @@ class Backward:
 
     def _refuse_hooks_inside(self, given: Collection[str]) -> None:
         """Raise if what is to see the gradient of an output would miss the part that comes from other outputs."""
-        for ref, names in self._inner:
-            output = ref()
-            if output is not None and not names.isdisjoint(given) and (output._backward_hooks or output.retains_grad):
-                what = "has a hook" if output._backward_hooks else "is to retain its gradient"
+        for inner in self._inner:
+            output, hooks = inner.output(), inner.hooks()
+            if not inner.tangents.isdisjoint(given) and (hooks or (output is not None and output.retains_grad)):
+                what = "has a hook" if hooks else "is to retain its gradient"
                 raise UsageError(
-                    f"an output of shape {tuple(output.shape)} {what}, and the backward starts from one computed from it",
+                    f"an output of shape {inner.shape} {what}, and the backward starts from one computed from it",
                     why="inside a planned step gradients do not pass through its outputs",
-                    try_="the hook in the forward or in loss_fn, a loss that is computed outside of the model, or module.original",
+                    try_="the hook in the forward or in loss_fn, a loss computed outside of the model, or module.original",
                 )
 
     def refuse_autocast(self) -> None:
@@ -129,6 +154,10 @@ class Backward:
             ) from error
 
 
+def _nothing(_: torch.Tensor) -> None:
+    pass
+
+
 def _laid_out(traced: torch.Tensor, tangent: torch.Tensor | None) -> torch.Tensor | None:
     if tangent is None:
         return None
@@ -158,6 +187,12 @@ class CompiledStep:
     planned: Planned
 
     def __call__(self, module: torch.nn.Module, places: list[Place], leaves: list[Any]) -> Any:
+        if self.captured.graph.updates and in_recomputation():
+            raise UsageError(
+                "a checkpoint around the module runs it again, and it updates buffers",
+                why="torch ends the second run before a planned step has updated them, as eager does",
+                try_="no checkpoint around it, for a plan decides what is computed again; or use_reentrant=True",
+            )
         state = [container[key] for container, key in places]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         outputs = self.function(*state, *tensors)
@@ -170,12 +205,14 @@ class CompiledStep:
         return self.captured.joint.answers
 
     @cached_property
-    def draws_before_asked(self) -> bool:
-        """Whether its forward has drawn random numbers when it comes to its last question."""
-        asked = set(self.captured.joint.questions[-1:])
-        nodes = list(self.captured.joint.module.graph.nodes)
+    def draws_from(self) -> tuple[torch.Generator, ...]:
+        """The generators that its forward may have drawn from before its last question: torch's, and the model's own."""
+        module = self.captured.joint.module
+        asked, nodes = set(self.captured.joint.questions[-1:]), list(module.graph.nodes)
         last = next((position for position, node in enumerate(nodes) if node in asked), 0)
-        return any(node.op == "call_function" and is_random(node) for node in nodes[:last])
+        draws = [node for node in nodes[:last] if node.op == "call_function" and is_random(node)]
+        given = [getattr(module, str(n.target)) for node in draws for n in node.all_input_nodes if n.op == "get_attr"]
+        return tuple([*own_generators(), *(g for g in given if isinstance(g, torch.Generator))]) if draws else ()
 
     @property
     def outgrown(self) -> frozenset[str] | None:

@@ -43,6 +43,9 @@ def signature(
     """
     storages: dict[int, int] = {}
     objects: dict[int, int] = {}
+    for position, (container, key) in enumerate(places):  # an input may be one of the module's own tensors, or a view of one
+        objects.setdefault(id(container[key]), position - len(places))
+        storages.setdefault(container[key].untyped_storage()._cdata, position - len(places))
     inputs = tuple(
         (
             _tensor_key(leaf),

@@ -15,7 +15,7 @@ from actsolve.capture.answers import Answer
 from actsolve.compiled import CompiledStep
 from actsolve.errors import UsageError
 from actsolve.runtime.answered import AnswerChanged, same
-from actsolve.runtime.rng import random_state, set_random_state
+from actsolve.runtime.rng import Drawn
 
 MANY_WAYS = 8  # after so many, the original runs where Python takes yet another
 
@@ -47,10 +47,9 @@ class Ways:
             return original()
         step = self.steps[0]
         answers: tuple[Answer, ...] = ()
-        state = None
+        drawn = Drawn()
         while True:
-            if state is None and step.draws_before_asked:
-                state = random_state()
+            drawn.note(step.draws_from)
             try:
                 result = call(step)
             except AnswerChanged as changed:
@@ -58,8 +57,7 @@ class Ways:
             else:
                 self._first(step)
                 return result
-            if state is not None:
-                set_random_state(state)
+            drawn.put_back()
             if len(known) <= len(answers):
                 raise _unsteady(step, len(known) - 1)
             answers = known
@@ -71,7 +69,7 @@ class Ways:
             step = found
 
     def _first(self, step: CompiledStep) -> None:
-        if self.steps[:1] != [step]:
+        if not self.steps or self.steps[0] is not step:
             self.steps[:] = [step, *(s for s in self.steps if s is not step)]
 
 

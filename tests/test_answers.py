@@ -239,3 +239,26 @@ def test_one_tensor_in_two_places_is_one() -> None:
         assert out["loss"] is loss
         loss.backward()
     assert n_ways(module) == [1] and runtime_of(module).first.outgrown is None  # type: ignore[union-attr]
+
+
+def test_generators_of_the_models_own_are_put_back_where_a_forward_begins_anew() -> None:
+    def run(m: Any, h: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        y = m.a(h) + torch.rand(4, generator=m.draws)
+        return m.b(y) if mask.all() else m.b(y.tanh() + torch.rand(4, generator=m.draws))
+
+    made = of(run, *masked())
+    made.model.draws = torch.Generator().manual_seed(5)  # type: ignore[assignment]
+    twin = copy.deepcopy(made.model)
+    twin.draws = torch.Generator().manual_seed(5)  # type: ignore[assignment]
+    module = optimize(made)
+    for batch in (masked(), masked(1), masked(), masked(2)):
+        assert torch.equal(twin(*batch), module(*batch))
+
+
+def test_answers_tell_zeros_of_either_sign_apart() -> None:
+    made = of(lambda m, h, n: m.b(m.a(h).tanh()) * n.item(), x(3, 4), torch.tensor(0.0))
+    module = optimize(made)
+    assert torch.equal(
+        torch.signbit(module(made.args[0], torch.tensor(-0.0))), torch.signbit(made.model(made.args[0], torch.tensor(-0.0)))
+    )
+    assert n_ways(module) == [2]

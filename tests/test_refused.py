@@ -19,6 +19,7 @@ from kinds import Of, of, x
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.nn.modules import module as nn_module
+from torch.utils.checkpoint import checkpoint
 
 import actsolve
 from actsolve.errors import CaptureError, UsageError
@@ -421,3 +422,27 @@ def test_a_models_own_names_come_first() -> None:
     module = optimize(TrainingStep(model, (x(3, 4),)))
     assert (module.plan, module.report()) == ("mine", "its own")  # type: ignore[operator]
     assert isinstance(module.original, nn.Linear) and module(x(3, 4)).shape == (3, 4)
+
+
+def test_second_derivatives_for_some_inputs_alone() -> None:
+    """A gradient penalty of which a backward asks for the parameters' gradients only: it would be lost."""
+    made = of(lambda m, h: m.b(m.a(h).tanh()))
+    module, q = optimize(made), x(3, 4, grad=True)
+    (gradient,) = torch.autograd.grad(module(q).mean(), q, create_graph=True)
+    loss = module(*made.args).mean() + (gradient.norm() - 1) ** 2
+    with pytest.raises(UsageError, match="differentiated twice"):
+        loss.backward(inputs=list(module.parameters()))
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_checkpoint_that_changes_buffers(use_reentrant: bool) -> None:
+    """Eager runs it twice and counts two batches."""
+    run = lambda m, h: m.b(checkpoint(m.norm, m.a(h), use_reentrant=use_reentrant))  # noqa: E731
+    refused(of(run, norm=nn.BatchNorm1d(4)), "a checkpoint changes the module")
+
+
+def test_a_checkpoint_around_a_module_that_updates_buffers() -> None:
+    made = of(lambda m, h: m.b(m.norm(m.a(h))), x(3, 4, grad=True), norm=nn.BatchNorm1d(4))
+    module = optimize(made)
+    with pytest.raises(UsageError, match="a checkpoint around the module"):
+        checkpoint(module, *made.args, use_reentrant=False).sum().backward()  # type: ignore[union-attr]

@@ -150,3 +150,12 @@ def test_data_that_refers_to_itself_has_a_key() -> None:
 @pytest.mark.parametrize(("a", "b"), [(1, True), (1, 1.0), ([1], (1,)), ({"a": 1}, {"a": 2}), ({1}, {2})])
 def test_different_data_has_different_keys(a: Any, b: Any) -> None:
     assert value_key(a) != value_key(b)
+
+
+def test_zeros_of_either_sign_and_the_names_of_scalars_are_told_apart() -> None:
+    assert value_key(0.0) != value_key(-0.0) and value_key(float("nan")) == value_key(float("nan"))
+    assert value_key([1.0, 0.0]) != value_key([1.0, -0.0])
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    first.t, first.u = 2.0, 3.0  # type: ignore[assignment]
+    second.u, second.t = 2.0, 3.0  # type: ignore[assignment]
+    assert settings_key(first) != settings_key(second)

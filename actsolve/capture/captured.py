@@ -87,7 +87,10 @@ class Captured:
     def accumulating(self) -> Captured:
         """Return the same step where the gradients of parameters leave as soon as they are made, for those that are there."""
         others = {gradient for gradient in self.graph.gradients if gradient not in self.of_parameters}
-        graph = replace(self.graph, gradients=tuple(g for g in self.graph.gradients if g in others))
+        # A gradient that is left to autograd is read after its value is freed: nothing may be written over it.
+        held = self.of_parameters
+        ops = tuple(replace(op, in_place=None) if op.in_place and op.in_place[0] in held else op for op in self.graph.ops)
+        graph = replace(self.graph, ops=ops, gradients=tuple(g for g in self.graph.gradients if g in others))
         return replace(self, parts=replace(self.parts, graph=graph), accumulates=True)
 
     @cached_property
@@ -95,11 +98,14 @@ class Captured:
         """Per value the gradients of parameters that it holds, each with the index of its parameter among the inputs."""
         (output,) = self.joint.module.graph.find_nodes(op="output")
         found: dict[int, dict[Node, int]] = {}
+        others: set[int] = set()  # these also hold a gradient that stays to the end, such as the other part of a cat's
         for index, node in enumerate(output.args[0][self.n_forward_outputs :]):
             of_parameter = index < len(self.joint.state) and self.joint.state[index][0] is Kind.PARAMETER
             if isinstance(node, Node) and of_parameter and index in self.joint.leaf_indices:
                 found.setdefault(self.value_of[node], {})[node] = index
-        return found
+            elif isinstance(node, Node):
+                others.add(self.value_of[node])
+        return {value: nodes for value, nodes in found.items() if value not in others}
 
 
 def capture(step: TrainingStep, *, name: str = "", tangents: frozenset[str] | None = None) -> Captured:
@@ -115,8 +121,8 @@ def capture(step: TrainingStep, *, name: str = "", tangents: frozenset[str] | No
     Raises:
         CaptureError: the model cannot be traced.
     """
-    joint = trace_joint(step)
     try:
+        joint = trace_joint(step)
         refuse_other_layouts(joint.module)
         drop_unread_statistics(joint.module)
         share_casts(joint)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,10 +32,12 @@ from actsolve.capture.torch_internals import (
     FakeTensor,
     JointExport,
     annotation,
+    as_if_traced,
     export_joint,
     input_role,
     leaked_tensors,
     n_forward_outputs,
+    n_mutations,
     output_descriptors,
 )
 from actsolve.errors import ActsolveError, CaptureError
@@ -97,6 +99,21 @@ class _FlatStep(torch.nn.Module):
         _refuse_changed_inputs(leaves, self._structure, (args, kwargs))
         return self.layout.record(self._writes, output, leaves)
 
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Raise if the module's tensors change within this context: a checkpoint, which eager runs again in the backward."""
+        (model,) = self._hidden
+        before = [(container, key, container[key], n_mutations(container[key])) for container, key in state_places(model)]
+        yield
+        for container, key, tensor, version in before:
+            if container[key] is not tensor or n_mutations(tensor) != version:
+                raise CaptureError(
+                    "a checkpoint changes the module",
+                    where=str(key),
+                    why="eager runs it again in the backward, and changes it twice; a planned step runs it once",
+                    try_="no checkpoint there: a plan decides what is computed again",
+                )
+
     def refuse_changes_since(self) -> None:
         """Raise if the backward changed the module."""
         assert self._state is not None
@@ -111,7 +128,8 @@ class _FlatStep(torch.nn.Module):
         """Run the forward once on copies of its tensors, and note what it asks of them."""
         copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in self.tensors]
         try:
-            self.answers = noted(lambda: self(*copies))
+            with as_if_traced():
+                self.answers = noted(lambda: self(*copies))
         finally:
             self.close()
 
@@ -280,7 +298,7 @@ def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
         return export
 
     try:
-        with torch.enable_grad(), only_in_graph():
+        with torch.enable_grad(), only_in_graph(flat.unchanged):
             try:
                 export = export_step()
             except DATA_DEPENDENT:

@@ -25,7 +25,7 @@ _TORCH_ITSELF = str(Path(torch.__file__).parent / "_dynamo")  # sets the state b
 
 
 @contextlib.contextmanager
-def only_in_graph() -> Iterator[None]:
+def only_in_graph(once: Any = contextlib.nullcontext) -> Iterator[None]:
     """Raise if random numbers are drawn outside of the graph within this context, or torch's generator is set.
 
     And if hooks are set on what is saved (`only_torch_saves`), which a trace would leave out too. The states of Python's and
@@ -38,8 +38,8 @@ def only_in_graph() -> Iterator[None]:
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(only_torch_saves())
-            stack.enter_context(within_unpreserved_checkpoints(_RefuseDraws))
-            stack.enter_context(reentrant_checkpoints_run_once(_RefuseDraws))
+            stack.enter_context(within_unpreserved_checkpoints(_RefuseDraws, once))
+            stack.enter_context(reentrant_checkpoints_run_once(_RefuseDraws, once))
             for module in (torch, torch.random):
                 for name in _SEEDERS:
                     stack.enter_context(mock.patch.object(module, name, _refusing(getattr(module, name))))

@@ -50,7 +50,7 @@ def settings_key(child: torch.nn.Module) -> tuple[Any, ...]:
         for name, value in vars(owner).items():  # `class_data` would take twice as long
             kind = type(value)
             if kind in SCALARS:
-                found.append((kind, value))
+                found.append(scalar_key(value))
             elif kind in _DATA and not name.startswith("__"):
                 found.append((name, value_key(value, seen)))
     for name, value in child.__dict__.items():
@@ -58,13 +58,19 @@ def settings_key(child: torch.nn.Module) -> tuple[Any, ...]:
             continue
         kind = type(value)
         if kind in SCALARS:
-            found.append((kind, value))
+            found.append((name, *scalar_key(value)))
         elif kind in (list, dict):  # tensors in these are state: their place counts, not which they are
             items = enumerate(value) if kind is list else value.items()
             found.append((kind, *((k, torch.Tensor if isinstance(v, torch.Tensor) else value_key(v, seen)) for k, v in items)))
         else:
             found.append(value_key(value, seen))
     return tuple(found)
+
+
+def scalar_key(value: Any) -> Any:
+    """Return a key of a scalar that tells 0.0 from -0.0, and in which NaN equals itself."""
+    kind = type(value)
+    return (kind, repr(value)) if kind is float or kind is complex else (kind, value)
 
 
 def own_classes(kind: type) -> tuple[type, ...]:
@@ -88,7 +94,7 @@ def value_key(value: Any, seen: dict[int, int] | None = None, *, strict: bool = 
     """Return a hashable key that is equal for equal data, and for the same object that is no data."""
     kind = type(value)
     if kind in SCALARS:
-        return kind, value
+        return scalar_key(value)
     if isinstance(value, (torch.Tensor, *_CODE)):
         return Same(value)
     seen = {} if seen is None else seen

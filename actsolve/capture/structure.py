@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from actsolve.capture.settings import FOREIGN, SCALARS, Same
+from actsolve.capture.settings import FOREIGN, SCALARS, Same, value_key
 from actsolve.errors import CaptureError
 
 _MAX_DEPTH = 4  # how deep an object is searched for tensors
@@ -118,7 +118,7 @@ def constant_key(constant: Any) -> Any:
         CaptureError: it holds tensors or arrays that a trace would not see change.
     """
     if type(constant) in SCALARS:
-        return type(constant), constant
+        return value_key(constant)
     refuse_hidden_data(constant, "an input")
     try:
         hash(constant)

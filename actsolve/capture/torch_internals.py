@@ -39,6 +39,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, P
 from torch.utils._python_dispatch import _disable_current_modes
 
 from actsolve.capture.answers import Answers, asks, is_through_masks, may_ask
+from actsolve.capture.torch_engine import gradients_in_graph
 from actsolve.errors import UsageError
 
 __all__ = [
@@ -47,7 +48,6 @@ __all__ = [
     "FakeTensorMode",
     "InputRole",
     "JointExport",
-    "accumulates_into",
     "annotation",
     "annotate",
     "bound_kernel",
@@ -212,14 +212,16 @@ def _aten_overloads() -> tuple[Any, ...]:
 
 
 @contextlib.contextmanager
-def within_unpreserved_checkpoints(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+def within_unpreserved_checkpoints(
+    context: Callable[[], contextlib.AbstractContextManager[Any]], once: Callable[[], contextlib.AbstractContextManager[Any]]
+) -> Iterator[None]:
     """Enter ``context`` around each `torch.utils.checkpoint` that does not keep the random state for its second run."""
     original = torch.utils.checkpoint._checkpoint_without_reentrant_generator
 
     def generator(fn: Any, preserve_rng_state: bool = True, *args: Any, **kwargs: Any) -> Iterator[None]:
         inner = original(fn, preserve_rng_state, *args, **kwargs)
         next(inner)
-        with contextlib.nullcontext() if preserve_rng_state else context():
+        with contextlib.nullcontext() if preserve_rng_state else context(), once():
             try:
                 yield
             except BaseException as error:
@@ -231,7 +233,9 @@ def within_unpreserved_checkpoints(context: Callable[[], contextlib.AbstractCont
 
 
 @contextlib.contextmanager
-def reentrant_checkpoints_run_once(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+def reentrant_checkpoints_run_once(
+    context: Callable[[], contextlib.AbstractContextManager[Any]], once: Callable[[], contextlib.AbstractContextManager[Any]]
+) -> Iterator[None]:
     """Call what a `torch.utils.checkpoint` with ``use_reentrant=True`` would run without gradients, and in the backward again.
 
     A backward within the backward cannot be traced. As in eager nothing gets a gradient where no argument requires one;
@@ -240,7 +244,7 @@ def reentrant_checkpoints_run_once(context: Callable[[], contextlib.AbstractCont
 
     def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
         trained = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
-        with torch.set_grad_enabled(trained), contextlib.nullcontext() if preserve_rng_state else context():
+        with torch.set_grad_enabled(trained), contextlib.nullcontext() if preserve_rng_state else context(), once():
             return function(*args)
 
     with mock.patch.object(torch.utils.checkpoint.CheckpointFunction, "apply", apply):
@@ -338,40 +342,13 @@ def _pass_undefined_gradients(outputs: list[Any], aot_id: int) -> None:
 _MAX_VIEWS = 8
 
 
-def accumulates_into(index: int) -> torch.Tensor | None:
-    """Return the leaf to whose ``.grad`` the running backward will add the gradient of input ``index``, if nobody else sees it.
-
-    To be called in the backward of a function of `compile_joint`. None where the input is no leaf, where its gradient is returned
-    (``torch.autograd.grad``) or not wanted, where a hook sees it or is called after it, and where processes share gradients: what
-    does so, such as DDP, hooks in where it cannot be seen.
-    """
-    node = torch._C._current_autograd_node()
-    assert node is not None
-    accumulator = node.next_functions[index][0]
-    leaf: torch.Tensor | None = getattr(accumulator, "variable", None)
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if (
-        accumulator is None
-        or leaf is None
-        or distributed
-        or torch.is_grad_enabled()
-        or leaf._backward_hooks
-        or leaf._post_accumulate_grad_hooks
-    ):
-        return None
-    try:
-        added = torch._C._will_engine_execute_node(accumulator)
-    except RuntimeError:  # so torch says that its gradient is captured for `torch.autograd.grad`
-        return None
-    return leaf if added else None
-
-
 class _OnceDifferentiable(torch.autograd.Function):
     """Gradients that are part of autograd's graph, to which they may not lead back."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, run: Callable[[], Any]) -> Any:
-        return run()
+    def forward(ctx: Any, run: Callable[[], Any], *led_to: torch.Tensor) -> Any:
+        with gradients_in_graph():
+            return run()
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
@@ -383,8 +360,14 @@ class _OnceDifferentiable(torch.autograd.Function):
 
 
 def _refuse_double_backward(_ctx: Any, run: Callable[[], Any], _args: list[Any]) -> Any:
-    """Stands in for torch's function of this name, which raises of torch.compile instead."""
-    return _OnceDifferentiable.apply(torch.empty(0, requires_grad=True), run)  # type: ignore[no-untyped-call]
+    """Stands in for torch's function of this name, which raises of torch.compile instead.
+
+    The result leads to all leaves, so that a backward for some of them alone comes through here too, and is refused.
+    """
+    leaves = [node.variable for node, _ in _ctx.next_functions if hasattr(node, "variable")]
+    others = [arg for arg in _args if isinstance(arg, torch.Tensor) and arg.requires_grad]
+    anchor = torch.empty(0, requires_grad=True)
+    return _OnceDifferentiable.apply(run, anchor, *leaves, *others)  # type: ignore[no-untyped-call]
 
 
 def _fresh(export: JointExport) -> JointExport:
@@ -483,6 +466,13 @@ def n_forward_outputs(joint: torch.fx.GraphModule) -> int:
     return n_forward
 
 
+def n_mutations(tensor: torch.Tensor) -> int:
+    """Return how often the content of ``tensor`` was changed, also where it is one of a trace."""
+    if isinstance(tensor, FunctionalTensor):
+        return int(torch._functionalize_mutation_counter(tensor.elem))
+    return int(tensor._version)
+
+
 real_tensors = _disable_current_modes
 """Context in which tensors are real, also while something is traced or inside a ``FakeTensorMode``."""
 
@@ -524,6 +514,19 @@ def partitioner_saves(joint: torch.fx.GraphModule, n_forward_outputs: int, memor
 def being_traced() -> bool:
     """Whether a trace goes on in this thread: one of ours, or of torch's."""
     return TracingContext.try_get() is not None
+
+
+@contextlib.contextmanager
+def as_if_traced() -> Iterator[None]:
+    """Let `being_traced` be true of a run for real that a trace needs."""
+    with tracing(TracingContext(None)):
+        yield
+
+
+def in_recomputation() -> bool:
+    """Whether a `torch.utils.checkpoint` without ``use_reentrant`` runs its function again now, which it ends early."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and "_recomputation_hook" in getattr(hooks[0], "__qualname__", "")
 
 
 def in_function_transform() -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from actsolve.capture.torch_internals import accumulates_into
+from actsolve.capture.torch_engine import accumulates_into
 
 
 def accumulated(index: int, gradient: torch.Tensor) -> torch.Tensor | None:
