@@ -194,10 +194,21 @@ class CompiledStep:
                 try_="no checkpoint around it, for a plan decides what is computed again; or use_reentrant=True",
             )
         state = [container[key] for container, key in places]
+        for index in self._without_gradient:  # autograd would run their hooks, for a gradient that does not come
+            state[index] = state[index].detach()
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         outputs = self.function(*state, *tensors)
         self.backward.watch(outputs)
         return self.captured.joint.layout.restore(module, outputs)
+
+    @cached_property
+    def _without_gradient(self) -> tuple[int, ...]:
+        """The tensors of the module that require a gradient and get none, wherever the backward starts."""
+        full = self.captured.full
+        (output,) = full.module.graph.find_nodes(op="output")
+        gradients = output.args[0][full.n_forward_outputs :]
+        trained = full.leaf_indices.intersection(range(len(full.state)))
+        return tuple(index for index in sorted(trained) if gradients[index] is None)
 
     @cached_property
     def answers(self) -> tuple[Answer, ...]:

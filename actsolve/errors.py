@@ -44,6 +44,10 @@ class CaptureError(UsageError):
     """A training step that cannot be traced."""
 
 
+class ForwardError(CaptureError):
+    """The model itself raises for these inputs, run for real."""
+
+
 class InfeasibleBudget(ActsolveError):
     """No plan fits the budget, or none was found in time.
 

@@ -25,7 +25,7 @@ from actsolve.capture.state import Place, Write, state_places
 from actsolve.capture.structure import Structure, take_apart
 from actsolve.capture.torch_internals import being_traced, in_function_transform
 from actsolve.compiled import CompiledStep
-from actsolve.errors import ActsolveError, UsageError
+from actsolve.errors import ActsolveError, ForwardError, UsageError
 from actsolve.report.plan_text import plan_text
 from actsolve.signature import signature
 from actsolve.training_step import TrainingStep
@@ -128,7 +128,7 @@ class Runtime:
         try:
             return make()
         except ActsolveError as error:
-            if self.on_error == "raise":
+            if self.on_error == "raise" or isinstance(error, ForwardError):
                 raise
             _warn(f"actsolve: the original module runs, unplanned.\n{error}")
             return None
@@ -221,13 +221,16 @@ def _forward_of(cls: type) -> Callable[..., Any]:
         places = runtime.state()
         if not _wants_gradient(places, args, kwargs):
             return run_original()
-        with _PLANNING:
-            ways, leaves = runtime.ways_for(places, args, kwargs)
 
         def call(step: CompiledStep) -> Any:
             return step(self, runtime.state(step) if runtime.written_only else places, leaves)
 
-        return ways.run(call, lambda: runtime.another_way(args, kwargs), run_original)
+        try:
+            with _PLANNING:
+                ways, leaves = runtime.ways_for(places, args, kwargs)
+            return ways.run(call, lambda: runtime.another_way(args, kwargs), run_original)
+        except ForwardError:
+            return run_original()  # it raises what it raises, with all that it does before
 
     return planned
 

@@ -131,3 +131,15 @@ def _() -> TrainingStep:
 def _() -> TrainingStep:
     """Its parameters get none, as in eager, which warns of it."""
     return of(lambda m, h: m.b(h) + checkpoint(m.a, h, use_reentrant=True))
+
+
+@kind("a loss of logits and of their transpose, which are returned too", loss=lambda output: output[0])
+def _() -> TrainingStep:
+    """Without a gradient for the logits, the sum of theirs is laid out as its first term is."""
+
+    def run(m: Any, h: torch.Tensor) -> Any:
+        logits = m.wide(m.a(h))
+        labels = torch.arange(len(logits))
+        return F.cross_entropy(logits.t(), labels) + F.cross_entropy(logits, labels) + F.cross_entropy(logits.t(), labels), logits
+
+    return of(run, x(6, 4), wide=nn.Linear(4, 6))

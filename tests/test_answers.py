@@ -262,3 +262,54 @@ def test_answers_tell_zeros_of_either_sign_apart() -> None:
         torch.signbit(module(made.args[0], torch.tensor(-0.0))), torch.signbit(made.model(made.args[0], torch.tensor(-0.0)))
     )
     assert n_ways(module) == [2]
+
+
+def test_text_of_tensors_asks_nothing() -> None:
+    """A message with a number in it, before a question of the same kind."""
+
+    def run(m: Any, h: torch.Tensor, flag: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        assert f"{n} tokens, {n:.1f}, {flag!r}"
+        return m.b(m.a(h)) if flag.item() else m.a(h)
+
+    flag = torch.tensor(True)
+    module = assert_like_eager(
+        of(run, x(3, 4), flag, torch.tensor(3.5)), [(x(3, 4), flag, torch.tensor(float(n))) for n in range(3)]
+    )
+    assert n_ways(module) == [1]
+
+
+def test_constants_are_asked_too() -> None:
+    """A trace knows what they hold, and a forward that runs for real asks."""
+
+    def run(m: Any, h: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        n = torch.div(torch.tensor(7), 2, rounding_mode="trunc")
+        return m.b(m.a(h))[:, : int(n)] * k.item()
+
+    assert_like_eager(of(run, x(3, 4), torch.tensor(2)), [(x(3, 4), torch.tensor(k)) for k in (2, 2, 5)])
+
+
+def test_a_mask_that_is_only_written_through() -> None:
+    def run(m: Any, h: torch.Tensor) -> torch.Tensor:
+        return m.b(torch.zeros_like(h).masked_scatter((h[..., :1] > 0).expand_as(h), m.a(h).flatten() * 2))
+
+    assert_like_eager(of(run), [(x(3, 4),) for _ in range(3)])
+
+
+def test_what_the_model_raises_is_raised() -> None:
+    """For data that it does not want, as in eager: random state and buffers are where they were then."""
+
+    def run(m: Any, h: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        m.count += 1
+        h = F.dropout(m.a(h), 0.5)
+        if n.item() < 0:
+            raise ValueError("a bad sample")
+        return m.b(h)
+
+    made = of(run, x(3, 4), torch.tensor(1), count=torch.zeros(()))
+    twin = copy.deepcopy(made.model)
+    module = optimize(made)
+    for model in (twin, module):
+        torch.manual_seed(0)
+        with pytest.raises(ValueError, match="a bad sample"):
+            model(x(3, 4), torch.tensor(-1))
+    assert torch.equal(twin.count, module.count)

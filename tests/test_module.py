@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from kinds import of
 from torch import nn
 
@@ -259,3 +260,41 @@ def test_gradients_are_added_by_autograd_where_others_see_them(how: str) -> None
         seen.append([*log, *(p.grad for p in (first, *rest))])
     assert len(seen[0]) == len(seen[1]) and all(map(torch.equal, *seen))
     assert [t.stride() for t in seen[0]] == [t.stride() for t in seen[1]]
+
+
+def test_hooks_of_a_parameter_that_gets_no_gradient_are_not_called() -> None:
+    twin = of(lambda m, h: m.a(h).tanh()).model  # ``b`` is not used
+    module = actsolve.optimize(copy.deepcopy(twin), mem_budget=1.0, planner="keep_all", hardware="a100")
+    called: list[list[str]] = []
+    for model in (twin, module):
+        names: list[str] = []
+        for name, p in model.named_parameters():
+            p.register_post_accumulate_grad_hook(lambda _, names=names, name=name: names.append(name))
+        model(torch.randn(3, 4)).sum().backward()
+        called.append(sorted(names))
+    assert called[0] == called[1] == ["a.bias", "a.weight"]
+
+
+def test_an_error_that_is_kept_does_not_stop_the_next_trace() -> None:
+    kept = []
+    with pytest.raises(actsolve.CaptureError) as raised:
+        actsolve.optimize(
+            of(lambda m, h: m.b(m.a(h)).detach().numpy()).model, (torch.randn(3, 4),), mem_budget=1.0, hardware="a100"
+        )
+    kept.append(raised.value)
+    actsolve.optimize(net(), (batch(),), mem_budget=1.0, planner="keep_all", hardware="a100")
+
+
+def test_attention_with_dropout_planned_in_an_autocast_region() -> None:
+    def run(m: Any, h: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.view(2, 4, 2, 2).transpose(1, 2) for t in (m.a(h), m.b(h), h))
+        return m.b(F.scaled_dot_product_attention(q, k, v, dropout_p=0.1).transpose(1, 2).reshape(2, 4, 4))
+
+    twin = of(run).model
+    module, h = actsolve.optimize(copy.deepcopy(twin), mem_budget=1.0, planner="keep_all", hardware="a100"), torch.randn(2, 4, 4)
+    for model in (twin, module):
+        torch.manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16):
+            output = model(h)
+        output.float().square().mean().backward()
+    assert_equal(module, twin)

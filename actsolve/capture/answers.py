@@ -124,7 +124,7 @@ class Answers:
         self._true: dict[Any, int] = {}  # by the storage and shape of a mask
 
     def to(self, kernel: Any, args: Sequence[Any]) -> Asked | None:
-        """Return the next question of this kind. Those before it were about constants, which a trace knows without asking.
+        """Return the next question of this kind.
 
         None where it is none: in a backward, whose masks are those that the forward was asked about.
 
@@ -170,9 +170,8 @@ def _mask_key(mask: torch.Tensor) -> Any:
 
 
 def is_asked(node: Node) -> bool:
-    """Whether Python goes on with what ``node`` gives, or with its shape; in a backward nothing new is asked."""
-    forward = node.op == "call_function" and node.meta.get("partitioner_tag") != "is_backward"
-    return forward and asks(node.target, map_arg(node.args, lambda n: n.meta.get("val")))
+    """Whether Python goes on with what ``node`` gives, or with its shape."""
+    return _ANSWER in node.meta
 
 
 def questions(module: torch.fx.GraphModule) -> list[Node]:
@@ -180,13 +179,25 @@ def questions(module: torch.fx.GraphModule) -> list[Node]:
     return [node for node in module.graph.nodes if is_asked(node)]
 
 
-def note_answers(module: torch.fx.GraphModule, given: Sequence[Asked]) -> None:
+def _may_be_asked(node: Node) -> bool:
+    """Whether `asks` is true of ``node``; in a backward nothing new is asked."""
+    forward = node.op == "call_function" and node.meta.get("partitioner_tag") != "is_backward"
+    return forward and asks(node.target, map_arg(node.args, lambda n: n.meta.get("val")))
+
+
+def note_answers(module: torch.fx.GraphModule, given: Sequence[Asked] | None) -> None:
     """Attach the answers to the questions of a traced step.
 
+    Args:
+        module: Its joint graph.
+        given: What was asked, in order; None if nothing had to be: then all that it asks was of constants.
+
     Raises:
-        CaptureError: there are more of them than were asked, or fewer.
+        CaptureError: there are more questions than were asked, or fewer.
     """
-    nodes = questions(module)
+    if given is None:
+        return
+    nodes = [node for node in module.graph.nodes if _may_be_asked(node)]
     if [_name(node.target) for node in nodes] != [asked.name for asked in given]:
         raise CaptureError(
             f"{len(nodes)} questions of a step that asked {len(given)} were traced",
@@ -244,7 +255,6 @@ class _Noting(TorchDispatchMode):
         own = (torch.default_generator, *(torch.cuda.default_generators if in_use else ()))
         self.generators = [(generator, generator.get_state()) for generator in own]
         self.listens = True
-        self._constants: list[torch.Tensor] = []  # held, so that no other storage takes their place
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -252,15 +262,9 @@ class _Noting(TorchDispatchMode):
         if isinstance(generator, torch.Generator) and all(generator is not known for known, _ in self.generators):
             self.generators.append((generator, generator.get_state()))
         result = func(*args, **kwargs)
-        if func is aten.lift_fresh.default and result.numel() == 1:
-            self._constants.append(result)
-        elif self.listens and asks(func, args) and not self._is_constant(args[0]):
+        if self.listens and asks(func, args):
             self.asked.append(Asked.of(func, args, result))
         return result
-
-    def _is_constant(self, tensor: torch.Tensor) -> bool:
-        storage = tensor.untyped_storage().data_ptr()
-        return tensor.numel() == 1 and any(c.untyped_storage().data_ptr() == storage for c in self._constants)
 
 
 class _AsInTrace(TorchFunctionMode):

@@ -40,7 +40,7 @@ from actsolve.capture.torch_internals import (
     n_mutations,
     output_descriptors,
 )
-from actsolve.errors import ActsolveError, CaptureError
+from actsolve.errors import ActsolveError, CaptureError, ForwardError
 from actsolve.graph import Kind
 from actsolve.training_step import TrainingStep
 
@@ -130,6 +130,13 @@ class _FlatStep(torch.nn.Module):
         try:
             with as_if_traced():
                 self.answers = noted(lambda: self(*copies))
+        except ActsolveError:
+            raise
+        except Exception as error:
+            name, model = type(error).__name__, type(self._hidden[0]).__name__
+            raise ForwardError(
+                f"the forward of {model} raises", why=f"{name}: {error}", try_="the model with these inputs"
+            ) from error
         finally:
             self.close()
 
@@ -307,8 +314,10 @@ def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
                 flat.ask()
                 export = export_step()
     except ActsolveError:
+        leaked_tensors()  # whoever keeps the error keeps its tensors, which are no matter to the next trace
         raise
     except Exception as error:
+        leaked_tensors()
         reads_data = isinstance(error, DATA_DEPENDENT)
         remedy = _REAL_DATA if reads_data else "one call in eager mode, to see if it runs by itself"
         raise CaptureError(
@@ -324,7 +333,7 @@ def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
             why="they were made while it was traced; a planned step would not make them anew",
             try_="return them from the forward, or assign them to an attribute of the module",
         )
-    note_answers(export.graph_module, [] if flat.answers is None else flat.answers.given)
+    note_answers(export.graph_module, None if flat.answers is None else flat.answers.given)
     _refuse_untrained_constants(export.graph_module)
     _refuse_sparse_results(export.graph_module)
     names = tuple(state_names(step.model, leave_out))

@@ -24,6 +24,7 @@ _ORIGIN = "_actsolve_origin"
 _TENSOR: Any = torch.Tensor
 _CASTS = frozenset({_TENSOR.to, _TENSOR.type, _TENSOR.type_as, _TENSOR.bfloat16, _TENSOR.half})
 _NOT_TRACED = frozenset({_TENSOR.data.__set__, _TENSOR.grad.__set__})
+_SHOWN = frozenset({torch.Tensor.__format__, torch.Tensor.__repr__})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ class _Recorder(TorchFunctionMode):
                 why="torch does not trace that",
                 try_="copy_(), or a new tensor in place of the old one",
             )
+        if func in _SHOWN:
+            return "a tensor"  # as text it asks for what is in it, in a run for real, and a planned step shows nothing
         region = self._regions_ended if self._keeps_casts and func not in _CASTS else None
         origin = Origin(self._running[-1] if self._running else "", source, region)
         annotate(origin)

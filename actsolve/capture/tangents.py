@@ -78,7 +78,7 @@ def _is_edited_input(joint: Joint, tangent: Node) -> bool:
 def _storages_upstream(nodes: list[Node]) -> set[int]:
     """Return the storages of what ``nodes`` are computed from, not of themselves."""
     vals = [node.meta.get("val") for node in _upstream(*nodes)]
-    return {storage_key(t) for t in tree_leaves(vals) if isinstance(t, torch.Tensor)}
+    return {storage_key(t) for t in _tensors(vals)}
 
 
 def without(joint: Joint, undefined: frozenset[str]) -> Joint:
@@ -112,7 +112,7 @@ def _replace_missing(node: Node, missing: set[Node], depends: set[Node]) -> None
         (other,) = (n for n in node.args if n not in missing)
         if isinstance(other, Node) and _same_meta(other, node):
             node.replace_all_uses_with(other)
-            _view_again(node, depends)
+            _see_again(node, other, depends)
             return
     for gradient in [n for n in node.all_input_nodes if n in missing]:
         with node.graph.inserting_before(node):
@@ -121,21 +121,37 @@ def _replace_missing(node: Node, missing: set[Node], depends: set[Node]) -> None
         node.replace_input_with(gradient, zeros)
 
 
-def _view_again(replaced: Node, depends: set[Node]) -> None:
-    """Let what was a view of ``replaced``, such as the parts of a ``cat``'s gradient, be a view of what stands in its place.
+def _see_again(replaced: Node, other: Node, depends: set[Node]) -> None:
+    """Let what read ``replaced`` look as it does now that ``other`` stands in its place.
 
-    Autograd reshapes where the trace says ``view``: what is laid out otherwise than the sum was is copied first.
+    What was a view of it, such as the parts of a ``cat``'s gradient, is one of ``other``; and where that is laid out otherwise,
+    so may be what is computed from it. Autograd reshapes where the trace says ``view``: what is laid out for none is copied.
     """
     key = storage_key(replaced.meta["val"])
+    changed = set() if _layouts(replaced.meta["val"]) == _layouts(other.meta["val"]) else {other}
     for node in replaced.graph.nodes:
-        tensors = [t for t in tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)]
-        if node is replaced or node.op != "call_function" or all(storage_key(t) != key for t in tensors):
+        before = node.meta.get("val")
+        is_view = any(storage_key(t) == key for t in _tensors(before))
+        if node is replaced or node.op != "call_function" or not (is_view or not changed.isdisjoint(node.all_input_nodes)):
             continue
         if node.target in (aten.view.default, aten._unsafe_view.default):
             _copy_unless_viewed(node, depends)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-        with replaced.meta["val"].fake_mode:
-            node.meta["val"] = node.target(*args, **kwargs)
+        with other.meta["val"].fake_mode:
+            seen = node.target(*args, **kwargs)
+        read = {storage_key(t) for t in _tensors((args, kwargs))}
+        if _layouts(seen) != _layouts(before) or any(storage_key(t) in read for t in _tensors(seen)):
+            changed.add(node)
+        if is_view or node in changed:
+            node.meta["val"] = seen
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
+
+
+def _layouts(value: Any) -> list[Any]:
+    return [(t.shape, t.stride(), t.storage_offset()) for t in _tensors(value)]
 
 
 def _copy_unless_viewed(view: Node, depends: set[Node]) -> None:

@@ -22,6 +22,7 @@ from unittest import mock
 import torch
 import torch._dynamo.utils
 import torch._functorch.config
+import torch.fx.experimental.proxy_tensor
 import torch.fx.traceback
 from torch._functorch._aot_autograd import descriptors
 from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
@@ -112,6 +113,8 @@ def export_joint(
         for context in (tracing(TracingContext(fake_mode)), preserved_annotations(), _eager_kernels(kernels), _nothing_lost()):
             stack.enter_context(context)
         stack.enter_context(_no_record_of_errors())
+        if answers is not None:
+            stack.enter_context(_no_constants())
         return aot_export_joint_with_descriptors(stack, module, args, {})
 
 
@@ -124,6 +127,17 @@ def _no_record_of_errors() -> Iterator[None]:
         yield
     finally:
         logger.disabled = before
+
+
+@contextlib.contextmanager
+def _no_constants() -> Iterator[None]:
+    """Ask for what small constants hold, as a forward that runs for real does: a trace knows that of most by itself."""
+    limit = "CONSTANT_NUMEL_LIMIT"
+    with (
+        mock.patch.object(torch.fx.experimental.proxy_tensor, limit, 0),
+        mock.patch.object(torch._subclasses.fake_tensor, limit, 0),
+    ):
+        yield
 
 
 def _fake_constants() -> contextlib.AbstractContextManager[Any]:
@@ -140,11 +154,12 @@ class _CorrectedFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         self._answers = answers
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._answers is not None and asks(func, args) and getattr(args[0], "constant", None) is None:
+        if self._answers is not None and asks(func, args):
+            through_masks = is_through_masks(func)
             asked = self._answers.to(func, args)
-            if asked is not None and not is_through_masks(func):
+            if asked is not None and not through_masks:
                 return asked.traced(self)
-            if not is_through_masks(func):
+            if not through_masks:
                 with self:
                     args = self._answers.by_position(args)
         result = super().dispatch(func, types, args, kwargs or {})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 
 import torch
 from torch.fx import Node
@@ -58,6 +60,15 @@ def _note_layouts(captured: Captured) -> bool:
     return bool(doubtful)
 
 
+@contextlib.contextmanager
+def _without_autocast(gpus: list[torch.device]) -> Iterator[None]:
+    """Run kernels as the graph does: where the step is planned in an autocast region, its casts are ops of the graph."""
+    with contextlib.ExitStack() as stack:
+        for kind in {"cpu", *(gpu.type for gpu in gpus)}:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
 _NOTHING = Layout((0,), (1,), 0, 0)  # an output that its mask leaves out
 
 
@@ -66,7 +77,7 @@ def _results(node: Node) -> list[torch.Tensor | None]:
     traced = [t for t in tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)]
     gpus = list({t.device for t in traced if t.device.type == "cuda"})
     try:
-        with torch.no_grad(), torch.random.fork_rng(gpus):
+        with torch.no_grad(), torch.random.fork_rng(gpus), _without_autocast(gpus):
             call = sample_call(node)
             run = functools.partial(in_training, call.target) if looks_at_grad_mode(call.target) else call.target
             results = run(*call.args, **call.kwargs)
