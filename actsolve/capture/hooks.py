@@ -41,10 +41,10 @@ def hooks_inside(module: torch.nn.Module, *, loss_inside: bool) -> tuple[tuple[s
         found += [("", kind, hook) for kind in _AFTER for hook in getattr(module, kind).values()]
     for kind in ("_global" + kind for kind in _KINDS):
         found += [("", kind, hook) for hook in getattr(nn_module, kind).values()]
-    return tuple(entry for entry in found if not _only_computes(entry[2]))
+    return tuple(entry for entry in found if not only_computes(entry[2]))
 
 
-def _only_computes(hook: Any) -> bool:
+def only_computes(hook: Any) -> bool:
     """Whether ``hook`` is known to do nothing but to compute with tensors."""
     named = hook if isinstance(hook, FunctionType) else type(hook)
     return f"{named.__module__}.".startswith(_ONLY_COMPUTE)

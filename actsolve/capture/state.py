@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from actsolve.capture.hooks import only_computes
 from actsolve.capture.randomness import drawn_in_python
 from actsolve.capture.settings import OWN, SCALARS, containers
 from actsolve.capture.shared_state import SharedState
@@ -125,10 +126,13 @@ class Write:
 class Setting:
     """A plain value that the forward puts into an attribute, or into a list, dict or config among these, such as its mode.
 
+    So is a hook on a submodule that only computes (`only_computes`): it is put among the hooks, where eager has it afterwards.
+
     Attributes:
         path: Of the submodule.
         name: Of the attribute that it is in, or is.
-        below: Which of the attributes' containers it is put into, in the order of `containers`; None for the attributes.
+        below: Which of the attributes' containers it is put into, in the order of `containers`; None for the attributes, or for
+            the hooks of that name.
         key: Where in it.
         value: What is put there.
     """
@@ -142,7 +146,10 @@ class Setting:
     def assign(self, module: torch.nn.Module) -> None:
         """Do in ``module`` what the forward did."""
         attributes = module.get_submodule(self.path).__dict__
-        (attributes if self.below is None else _below(attributes)[self.below][1])[self.key] = self.value
+        if self.below is not None:
+            _below(attributes)[self.below][1][self.key] = self.value
+        else:
+            (attributes[self.name] if self.name in OWN else attributes)[self.key] = self.value
 
 
 def _below(attributes: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -214,8 +221,7 @@ class TracedState:
                 writes[Write(path, name, is_buffer=True)] = self._assigned(path, name, child._buffers.get(name))
             for name in OWN & child.__dict__.keys() - {"_buffers"}:
                 if isinstance(child.__dict__[name], dict):
-                    for key in self._changed_keys(child.__dict__[name]):
-                        raise self._lost(path, str(key))
+                    self.settings += self._hooks_in(path, name, child.__dict__[name])
         for path, name, number, container in self._below:
             if not _expendable(self._module.get_submodule(path), name):
                 self.settings += self._settings_in(path, name, number, container)
@@ -224,6 +230,14 @@ class TracedState:
         if (drawn_from := self._shared.drawn_from()) is not None:
             raise drawn_in_python(drawn_from, self._pass)
         return writes
+
+    def _hooks_in(self, path: str, name: str, hooks: dict[Any, Any]) -> Iterator[Setting]:
+        """Yield the hooks that were added, and what goes with them; raise for any other change of what nn.Module keeps."""
+        for key in self._changed_keys(hooks):
+            value = hooks.get(key)
+            if not name.startswith("_forward_") or not (value is True or only_computes(value)):
+                raise self._lost(path, str(key))
+            yield Setting(path, name, None, key, value)
 
     def _settings_in(self, path: str, name: str, number: int, container: Any) -> Iterator[Setting]:
         now = dict(_items(container))

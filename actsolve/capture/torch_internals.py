@@ -162,8 +162,18 @@ class _CorrectedFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             if not through_masks:
                 with self:
                     args = self._answers.by_position(args)
+        if func is torch.ops.aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:
+            return self._grouped_mm(types, args, kwargs or {})
         result = super().dispatch(func, types, args, kwargs or {})
         return self._correct(func, args, kwargs or {}, result)
+
+    def _grouped_mm(self, types: Any, args: Any, kwargs: Any) -> Any:
+        """Torch's meta function refuses what its kernels take on a CPU: products of groups in another precision than bf16."""
+        with self:
+            low = [arg.to(torch.bfloat16) for arg in args[:2]]
+        result = super().dispatch(torch.ops.aten._grouped_mm.default, types, (*low, *args[2:]), kwargs)
+        with self:
+            return result.to(args[0].dtype)
 
 
 @contextlib.contextmanager
