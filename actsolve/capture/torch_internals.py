@@ -171,7 +171,7 @@ class _CorrectedFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """Torch's meta function refuses what its kernels take on a CPU: products of groups in another precision than bf16."""
         with self:
             low = [arg.to(torch.bfloat16) for arg in args[:2]]
-        result = super().dispatch(torch.ops.aten._grouped_mm.default, types, (*low, *args[2:]), kwargs)
+        result: Any = super().dispatch(torch.ops.aten._grouped_mm.default, types, (*low, *args[2:]), kwargs)
         with self:
             return result.to(args[0].dtype)
 
