@@ -1,10 +1,11 @@
 """Public architectures at their real size, trained on this CPU with 55% of their activation memory.
 
-GPT-2 small (124M, batch 2 x 256, called with labels), ViT-B/16 (batch 4) and timm's ResNet-50 (batch 8), random weights, AdamW with
-``fused=True``. Gradients stay from step to step and are zeroed, so that what a step needs above static memory are activations and
-temporaries: of GPT-2's gradients alone there is more than 55% of all that it needs otherwise. For each: the budget, the predicted
-and the measured peak (allocator level), the predicted and the measured step as a ratio to keeping everything (interleaved runs;
-median and 95% interval), and whether all of 5 steps is bitwise eager's. Needs transformers and timm.
+GPT-2 small (124M, batch 2 x 256, called with labels), ViT-B/16 (batch 4) and timm's ResNet-50 (batch 8), random
+weights, AdamW with ``fused=True``. Gradients stay from step to step and are zeroed, so that what a step needs above
+static memory are activations and temporaries: of GPT-2's gradients alone there is more than 55% of all that it needs
+otherwise. For each: the budget, the predicted and the measured peak (allocator level), the predicted and the measured
+step as a ratio to keeping everything (interleaved runs; median and 95% interval), and whether all of 5 steps is bitwise
+eager's. Needs transformers and timm.
 
     python examples/benchmarks/real_sizes.py --models gpt2
 """
