@@ -65,6 +65,7 @@ def test_gradients_that_are_added_as_they_are_made(name: str) -> None:
     assert_trains_alike(kind.make, loss=kind.loss, context=kind.context, seeds=1, capture=capture)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt-mini", "resnet18-mini", "bert-mini"])
 def test_zoo_that_accumulates(name: str) -> None:
     capture = lambda step: capture_as_laid_out(step).accumulating()  # noqa: E731

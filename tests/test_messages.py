@@ -13,7 +13,7 @@ from hand_made import HAND_MADE, OPS
 from strategies import budget_range, random_problem
 
 from actsolve.check import check
-from actsolve.errors import ActsolveError, CaptureError, FileFormatError, InfeasibleBudget
+from actsolve.errors import ActsolveError, CaptureError, FileFormatError, ForwardError, InfeasibleBudget
 from actsolve.graph_file import load_graph, save_graph
 from actsolve.plan import Plan
 from actsolve.plan_file import PlanFile, load_plan, plan_file
@@ -55,6 +55,11 @@ def infeasible() -> object:
         try_="--mem-budget 5.2GiB, or a smaller batch",
         smallest_bytes=5_583_457_485,
     )
+
+
+def raises() -> None:
+    # As actsolve.capture.joint raises it.
+    raise ForwardError("the forward of Net raises", why="ValueError: a bad sample", try_="the model with these inputs")
 
 
 def untraceable() -> object:
@@ -102,6 +107,7 @@ MESSAGES: dict[str, Callable[[], object]] = {
     "a path that cannot be written": lambda: a_plan().save("no/such/folder/plan.json"),
     "a figure that is not finite": lambda: plan_file(PROBLEM, Plan("x"), None, target="gpt_mini", gap=float("nan")),
     "a model that cannot be traced": untraceable,
+    "a model that raises": raises,
     "a budget that nothing fits": infeasible,
     "a value that is not kept and cannot be replayed": lambda: build_schedule(HAND_MADE, frozenset()),
     "a schedule with a step too few": lambda: check(PROBLEM, Schedule(SCHEDULE.steps[:-1])),
@@ -161,6 +167,7 @@ def test_exit_codes() -> None:
         "UsageError": 2,
         "FileFormatError": 2,
         "CaptureError": 2,
+        "ForwardError": 2,
         "GraphError": 2,
         "SolverError": 2,
         "InfeasibleBudget": 3,
