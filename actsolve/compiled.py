@@ -16,6 +16,7 @@ import torch
 
 from actsolve.capture.answers import Answer
 from actsolve.capture.captured import Captured
+from actsolve.capture.generators import own_generators
 from actsolve.capture.replay import is_random
 from actsolve.capture.state import Place
 from actsolve.capture.tangents import computed_from
@@ -29,7 +30,6 @@ from actsolve.planned import Planned
 from actsolve.runtime.boxed import boxed_function
 from actsolve.runtime.copy_engine import CopyEngine, CopyOptions
 from actsolve.runtime.engines import new_engine
-from actsolve.runtime.rng import own_generators
 from actsolve.schedule import Schedule, StepKind
 
 aten = torch.ops.aten

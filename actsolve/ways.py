@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actsolve.capture.answers import Answer
+from actsolve.capture.generators import Drawn
 from actsolve.compiled import CompiledStep
 from actsolve.errors import UsageError
 from actsolve.runtime.answered import AnswerChanged, same
-from actsolve.runtime.rng import Drawn
 
 MANY_WAYS = 8  # after so many, the original runs where Python takes yet another
 

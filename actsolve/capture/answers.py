@@ -19,8 +19,9 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from actsolve.capture.generators import Drawn, own_generators
+from actsolve.capture.structure import tensors_in
 from actsolve.errors import CaptureError
 
 aten = torch.ops.aten
@@ -59,14 +60,14 @@ def is_through_masks(kernel: Any) -> bool:
 
 def masks_of(args: Sequence[Any]) -> list[torch.Tensor]:
     """Return the masks among the arguments of an indexing kernel."""
-    return [a for a in tree_leaves(list(args[1:2])) if isinstance(a, torch.Tensor) and a.dtype in _MASKS]
+    return [a for a in tensors_in(list(args[1:2])) if a.dtype in _MASKS]
 
 
 def answer_of(kernel: Any, args: Sequence[Any], result: Any) -> Answer:
     """Return the answer that ``kernel(*args)``, which `asks`, gives where its result is ``result``."""
     if _name(kernel) in _THROUGH_MASKS:
         return tuple(int(mask.count_nonzero()) for mask in masks_of(args))
-    tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    tensors = tensors_in(result)
     answer: Answer = tuple(tuple(map(int, t.shape)) for t in tensors) if tensors else result
     return answer
 
@@ -92,8 +93,7 @@ class Asked:
     @staticmethod
     def of(kernel: Any, args: Sequence[Any], result: Any) -> Asked:
         """Return what was asked where ``kernel(*args)`` gave ``result``."""
-        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        layouts = tuple((tuple(t.shape), t.stride(), t.dtype, t.device) for t in tensors)
+        layouts = tuple((tuple(t.shape), t.stride(), t.dtype, t.device) for t in tensors_in(result))
         answer = answer_of(kernel, args, result)
         return Asked(_name(kernel), tuple(args[0].shape), answer, layouts, isinstance(result, torch.Tensor))
 
@@ -227,8 +227,7 @@ def noted(forward: Callable[[], Any]) -> Answers:
         with _nothing_saved(), noting, _AsInTrace(noting):
             forward()
     finally:
-        for generator, state in noting.generators:
-            generator.set_state(state)
+        noting.drawn.put_back()
     return Answers(noting.asked)
 
 
@@ -251,16 +250,15 @@ class _Noting(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.asked: list[Asked] = []
-        in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        own = (torch.default_generator, *(torch.cuda.default_generators if in_use else ()))
-        self.generators = [(generator, generator.get_state()) for generator in own]
+        self.drawn = Drawn()
+        self.drawn.note(own_generators())
         self.listens = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         generator = kwargs.get("generator")
-        if isinstance(generator, torch.Generator) and all(generator is not known for known, _ in self.generators):
-            self.generators.append((generator, generator.get_state()))
+        if isinstance(generator, torch.Generator):
+            self.drawn.note([generator])
         result = func(*args, **kwargs)
         if self.listens and asks(func, args):
             self.asked.append(Asked.of(func, args, result))

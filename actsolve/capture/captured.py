@@ -86,11 +86,10 @@ class Captured:
 
     def accumulating(self) -> Captured:
         """Return the same step where the gradients of parameters leave as soon as they are made, for those that are there."""
-        others = {gradient for gradient in self.graph.gradients if gradient not in self.of_parameters}
+        leaving = self.of_parameters
         # A gradient that is left to autograd is read after its value is freed: nothing may be written over it.
-        held = self.of_parameters
-        ops = tuple(replace(op, in_place=None) if op.in_place and op.in_place[0] in held else op for op in self.graph.ops)
-        graph = replace(self.graph, ops=ops, gradients=tuple(g for g in self.graph.gradients if g in others))
+        ops = tuple(replace(op, in_place=None) if op.in_place and op.in_place[0] in leaving else op for op in self.graph.ops)
+        graph = replace(self.graph, ops=ops, gradients=tuple(g for g in self.graph.gradients if g not in leaving))
         return replace(self, parts=replace(self.parts, graph=graph), accumulates=True)
 
     @cached_property

@@ -67,9 +67,8 @@ class _FlatStep(torch.nn.Module):
         state = [container[key] for container, key in state_places(step.model, leave_out)]
         self._n_state = len(state)
         first: dict[int, int] = {}
-        self._same = [
-            first.setdefault(id(leaf), i) for i, leaf in enumerate(leaves)
-        ]  # one tensor given twice is one in the trace
+        # One tensor given twice is one in the trace.
+        self._same = [first.setdefault(id(leaf), i) for i, leaf in enumerate(leaves)]
         self.tensors = (*state, *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)))
         self.layout = OutputLayout()
         self._traced = contextlib.ExitStack()
@@ -95,9 +94,8 @@ class _FlatStep(torch.nn.Module):
             if self._loss_fn is not None:
                 _refuse_odd_loss(self._loss_fn, *output)
         self._writes = state.writes()
-        self.layout.settings = tuple(state.settings)
         _refuse_changed_inputs(leaves, self._structure, (args, kwargs))
-        return self.layout.record(self._writes, output, leaves)
+        return self.layout.record(self._writes, state.settings, output, leaves)
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -273,7 +271,9 @@ def trace_joint(step: TrainingStep) -> Joint:
     joint = _traced(step, frozenset())
     if settings := joint.layout.settings:
         with settled(step.model, settings):
-            refuse_again(settings if joint.layout.writes else _traced(step, frozenset()).layout.settings)
+            # Tensors that the first forward assigns beside them are not there for another trace.
+            again = settings if joint.layout.writes else _traced(step, frozenset()).layout.settings
+            refuse_again(again)
     if written_only := _written_only(joint):
         # Their old tensors would be inputs, and autograd would keep the graph of the step that made them.
         given = {name for _, name in joint.state}

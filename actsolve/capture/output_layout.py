@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,13 +30,15 @@ class OutputLayout:
     constants: dict[int, Any] = field(default_factory=dict)
     which: tuple[int, ...] = ()
 
-    def record(self, writes: dict[Write, torch.Tensor], output: Any, given: list[Any]) -> list[torch.Tensor]:
+    def record(
+        self, writes: dict[Write, torch.Tensor], settings: Sequence[Setting], output: Any, given: list[Any]
+    ) -> list[torch.Tensor]:
         """Take ``output`` of a forward that was ``given`` some leaves apart; return the tensors and remember the rest."""
         leaves, self.structure = take_apart(output, Made(given))
         self.constants = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
         for constant in self.constants.values():
             refuse_hidden_data(constant, "an output")
-        self.writes = tuple(writes)
+        self.writes, self.settings = tuple(writes), tuple(settings)
         tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
         numbers = {key: number for number, key in enumerate(tensors)}
         self.which = tuple(numbers[id(leaf)] for leaf in leaves if isinstance(leaf, torch.Tensor))

@@ -137,6 +137,11 @@ def refuse_hidden_data(leaf: Any, what: str) -> None:
         )
 
 
+def tensors_in(nested: Any) -> list[torch.Tensor]:
+    """Return the tensors of a pytree, in order."""
+    return [leaf for leaf in pytree.tree_leaves(nested) if isinstance(leaf, torch.Tensor)]
+
+
 def holds_data(leaf: Any) -> bool:
     """Whether ``leaf`` is a tensor or array, or holds one."""
     return _held_data(leaf, _MAX_DEPTH) is not None

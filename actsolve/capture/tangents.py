@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves
 
 from actsolve.capture.joint import Joint
+from actsolve.capture.structure import tensors_in
 from actsolve.capture.torch_internals import input_role, mutated_input, output_index, storage_key
 from actsolve.graph import Kind
 
@@ -44,12 +44,12 @@ def computed_from(joint: Joint) -> dict[int, frozenset[str]]:
     """Return per flat output that others are computed from the tangents of those."""
     (output,) = joint.module.graph.find_nodes(op="output")
     returned = {output_index(desc): n for n, desc in zip(output.args[0], joint.output_descs, strict=True)}
-    upstream = {t.name: _upstream(_output(joint, t)) for t in joint.tangents}
-    found = {i: frozenset(t for t, nodes in upstream.items() if n in nodes) for i, n in returned.items() if i is not None}
+    sources = {t.name: upstream(_output(joint, t)) for t in joint.tangents}
+    found = {i: frozenset(t for t, nodes in sources.items() if n in nodes) for i, n in returned.items() if i is not None}
     return {index: names for index, names in found.items() if names}
 
 
-def _upstream(*nodes: Node) -> set[Node]:
+def upstream(*nodes: Node) -> set[Node]:
     """Return what ``nodes`` are computed from; of themselves those that another is computed from."""
     seen: set[Node] = set()
     pending = [source for node in nodes for source in node.all_input_nodes]
@@ -77,8 +77,8 @@ def _is_edited_input(joint: Joint, tangent: Node) -> bool:
 
 def _storages_upstream(nodes: list[Node]) -> set[int]:
     """Return the storages of what ``nodes`` are computed from, not of themselves."""
-    vals = [node.meta.get("val") for node in _upstream(*nodes)]
-    return {storage_key(t) for t in _tensors(vals)}
+    vals = [node.meta.get("val") for node in upstream(*nodes)]
+    return {storage_key(t) for t in tensors_in(vals)}
 
 
 def without(joint: Joint, undefined: frozenset[str]) -> Joint:
@@ -131,7 +131,7 @@ def _see_again(replaced: Node, other: Node, depends: set[Node]) -> None:
     changed = set() if _layouts(replaced.meta["val"]) == _layouts(other.meta["val"]) else {other}
     for node in replaced.graph.nodes:
         before = node.meta.get("val")
-        is_view = any(storage_key(t) == key for t in _tensors(before))
+        is_view = any(storage_key(t) == key for t in tensors_in(before))
         if node is replaced or node.op != "call_function" or not (is_view or not changed.isdisjoint(node.all_input_nodes)):
             continue
         if node.target in (aten.view.default, aten._unsafe_view.default):
@@ -139,19 +139,15 @@ def _see_again(replaced: Node, other: Node, depends: set[Node]) -> None:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         with other.meta["val"].fake_mode:
             seen = node.target(*args, **kwargs)
-        read = {storage_key(t) for t in _tensors((args, kwargs))}
-        if _layouts(seen) != _layouts(before) or any(storage_key(t) in read for t in _tensors(seen)):
+        read = {storage_key(t) for t in tensors_in((args, kwargs))}
+        if _layouts(seen) != _layouts(before) or any(storage_key(t) in read for t in tensors_in(seen)):
             changed.add(node)
         if is_view or node in changed:
             node.meta["val"] = seen
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
-
-
 def _layouts(value: Any) -> list[Any]:
-    return [(t.shape, t.stride(), t.storage_offset()) for t in _tensors(value)]
+    return [(t.shape, t.stride(), t.storage_offset()) for t in tensors_in(value)]
 
 
 def _copy_unless_viewed(view: Node, depends: set[Node]) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves
 
 from actsolve.capture import replay
 from actsolve.capture.flops import node_flops
@@ -21,6 +20,7 @@ from actsolve.capture.joint import Joint
 from actsolve.capture.layers import LayerNumbers
 from actsolve.capture.layouts import describe_call
 from actsolve.capture.provenance import Origin
+from actsolve.capture.structure import tensors_in
 from actsolve.capture.torch_internals import annotation, mutated_input, storage_key
 from actsolve.graph import RNG_STATE_TARGET, Graph, Kind, Op, Phase, Value
 
@@ -75,7 +75,7 @@ class _Builder:
 
 def tensors_of(node: Node) -> list[torch.Tensor]:
     """Return the tensors that ``node`` evaluates to."""
-    return [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
+    return tensors_in(node.meta.get("val"))
 
 
 def graph_of(joint: Joint, name: str = "") -> GraphOfJoint:

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from actsolve.capture.captured import Captured, capture
 from actsolve.capture.layouts import Layout, note
+from actsolve.capture.to_graph import tensors_of
 from actsolve.cost.sample_call import sample_call
 from actsolve.errors import CaptureError
 from actsolve.runtime.grad_mode import in_training, looks_at_grad_mode
@@ -48,7 +49,7 @@ def _note_layouts(captured: Captured) -> bool:
             doubtful.update(op.outputs)
         elif node is not None and op.signature not in _CHECKED:
             _CHECKED.add(op.signature)
-            traced = [t for t in tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)]
+            traced = tensors_of(node)
             results = _results(node)
             if len(results) != len(traced):
                 continue  # could not be run
@@ -74,7 +75,7 @@ _NOTHING = Layout((0,), (1,), 0, 0)  # an output that its mask leaves out
 
 def _results(node: Node) -> list[torch.Tensor | None]:
     """Return what the kernel of ``node`` makes of made-up arguments; an empty list where it cannot be run by itself."""
-    traced = [t for t in tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)]
+    traced = tensors_of(node)
     gpus = list({t.device for t in traced if t.device.type == "cuda"})
     try:
         with torch.no_grad(), torch.random.fork_rng(gpus), _without_autocast(gpus):

@@ -13,8 +13,8 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
+from actsolve.capture.to_graph import tensors_of
 from actsolve.capture.torch_internals import storage_key
 from actsolve.cost.machine import device_name, environment, free_bytes, require_device
 from actsolve.cost.measured_cache import Measured, MeasuredCache
@@ -188,8 +188,8 @@ def _workspaces(nodes: Mapping[str, Node], failed: dict[str, str]) -> dict[str, 
 
 def _fresh_bytes(node: Node) -> int:
     """Bytes of the storages that ``node`` makes."""
-    read = {storage_key(t) for n in node.all_input_nodes for t in _tensors(n)}
-    return sum({storage_key(t): t.untyped_storage().nbytes() for t in _tensors(node) if storage_key(t) not in read}.values())
+    read = {storage_key(t) for n in node.all_input_nodes for t in tensors_of(n)}
+    return sum({storage_key(t): t.untyped_storage().nbytes() for t in tensors_of(node) if storage_key(t) not in read}.values())
 
 
 # -- surroundings ------------------------------------------------------------------------------------------------------
@@ -208,13 +208,9 @@ def undisturbed(devices: Iterable[torch.device]) -> Iterator[None]:
         yield
 
 
-def _tensors(node: Node) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
-
-
 def _device_of(node: Node) -> torch.device:
     """Where ``node`` runs: the device of its result, or of what it reads."""
-    tensors = [*_tensors(node), *(t for n in node.all_input_nodes for t in _tensors(n))]
+    tensors = [*tensors_of(node), *(t for n in node.all_input_nodes for t in tensors_of(n))]
     return tensors[0].device if tensors else torch.device("cpu")
 
 

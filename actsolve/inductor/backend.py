@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
+from actsolve.capture.torch_internals import storage_key
 from actsolve.cost.hardware import profile
 from actsolve.cost.optimizers import optimizer_memory
 from actsolve.errors import ActsolveError, CaptureError, InfeasibleBudget, UsageError
 from actsolve.inductor.costs import costs_of
 from actsolve.inductor.search import Round, Step, needed, rounds_within
-from actsolve.inductor.split import Split, split_of
+from actsolve.inductor.split import Split, split_of, symbolic_shapes
 from actsolve.inductor.torch_inductor import Modules, Partitioner, compiled, frame_id, has_checkpoints, passing_through
 from actsolve.inductor.trial import Trial, trial
 from actsolve.planners import least_budget
@@ -198,7 +199,7 @@ class CompileBackend:
         """Return the problem without static memory, whose budget is set per round; and the static bytes."""
         tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
         memory = _optimizer_memory(self.settings, tensors)
-        storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+        storages = {storage_key(t): t.untyped_storage().nbytes() for t in tensors}
         costs = costs_of(split, self.settings.hardware, _device(inputs))
         problem = Problem(split.graph, costs, MAX_BYTES, optimizer_bytes=memory.temporary_bytes)
         return problem, sum(storages.values()) + memory.state_bytes
@@ -277,11 +278,7 @@ def _infeasible(found: list[Round], budget_bytes: int, static_bytes: int, proble
 
 def _refuse_symbols(inputs: Sequence[Any]) -> None:
     if any(not isinstance(t, torch.Tensor) or any(not isinstance(n, int) for n in t.shape) for t in inputs):
-        raise CaptureError(
-            "the step's shapes are symbolic",
-            why="bytes and times of a plan are those of one shape",
-            try_="torch.compile(..., dynamic=False): each shape is then compiled and planned for",
-        )
+        raise symbolic_shapes()
 
 
 def _refuse_checkpoints(joint: torch.fx.GraphModule) -> None:

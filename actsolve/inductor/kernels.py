@@ -13,11 +13,10 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-import torch
 from torch.fx import Graph, Node
-from torch.utils._pytree import tree_leaves
 
 from actsolve.capture import replay
+from actsolve.capture.to_graph import tensors_of
 from actsolve.inductor.torch_inductor import draws_seeds, is_fused, is_reduction, is_view
 
 
@@ -40,11 +39,6 @@ class Kernel:
     @property
     def name(self) -> str:
         return self.nodes[-1].name if self.fused else self.nodes[0].name
-
-
-def tensors_of(node: Node) -> list[torch.Tensor]:
-    """Return the tensors that ``node`` evaluates to."""
-    return [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
 
 
 def has_effect(node: Node) -> bool:

@@ -21,10 +21,11 @@ from torch.fx import Node
 
 from actsolve.capture.flops import node_flops
 from actsolve.capture.replay import why_not_replayable
-from actsolve.capture.to_graph import signature
+from actsolve.capture.tangents import upstream
+from actsolve.capture.to_graph import signature, tensors_of
 from actsolve.errors import CaptureError
 from actsolve.graph import Graph, Kind, Op, Phase, Value
-from actsolve.inductor.kernels import Kernel, base_of, is_item, kernels_of, sources_of, tensors_of
+from actsolve.inductor.kernels import Kernel, base_of, is_item, kernels_of, sources_of
 from actsolve.inductor.torch_inductor import draws_seeds, is_random_number, is_reduction
 
 _SMALL = 4  # so many elements of a kernel, or more, for each of a result that is always saved
@@ -86,7 +87,7 @@ class _Builder:
         for node in (*self.forward.graph.nodes, *self.backward.graph.nodes):
             _refuse_symbols(node)
         self._given(self.forward.graph.nodes, Kind.INPUT)
-        behind = _behind(saved)  # what the backward rests on; the rest, such as new statistics, is never replayed
+        behind = {*saved, *upstream(*saved)}  # what the backward rests on; the rest, such as new statistics, is never replayed
         kernels = kernels_of(self.forward.graph, lambda node: node in behind)
         self._add(kernels, Phase.FORWARD, [*saved, *(base_of(n) for n in results if n is not None)])
 
@@ -209,17 +210,6 @@ def _halves(kernel: Kernel, shown: set[Node]) -> tuple[Kernel, ...]:
     return tuple(halves)
 
 
-def _behind(nodes: Iterable[Node]) -> set[Node]:
-    found: set[Node] = set()
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending += node.all_input_nodes
-    return found
-
-
 def _is_of_reduction(node: Node) -> bool:
     """Whether ``node`` is a reduction's result, or one of several."""
     return is_reduction(node.all_input_nodes[0] if is_item(node) else node)
@@ -248,9 +238,14 @@ def _refuse_symbols(node: Node) -> None:
     value = node.meta.get("val")
     symbolic = any(not isinstance(n, int) for t in tensors_of(node) for n in t.shape)
     if symbolic or type(value).__name__.startswith("Sym"):
-        raise CaptureError(
-            "the step's shapes are symbolic",
-            where=node.name,
-            why="bytes and times of a plan are those of one shape",
-            try_="torch.compile(..., dynamic=False): each shape is then compiled and planned for",
-        )
+        raise symbolic_shapes(node.name)
+
+
+def symbolic_shapes(where: str | None = None) -> CaptureError:
+    """The error that a graph is not of one shape."""
+    return CaptureError(
+        "the step's shapes are symbolic",
+        where=where,
+        why="bytes and times of a plan are those of one shape",
+        try_="torch.compile(..., dynamic=False): each shape is then compiled and planned for",
+    )

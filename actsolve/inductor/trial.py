@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from actsolve.capture.generators import Drawn, own_generators
 from actsolve.capture.torch_internals import storage_key
 from actsolve.inductor.torch_inductor import real_run
 from actsolve.runtime.exactness import bitwise_equal, relative_difference
@@ -45,15 +46,15 @@ def trial(compiled: Callable[..., Any], inputs: Sequence[Any]) -> Trial:
     """Run forward and backward of a compiled step, twice: the first run may compile, the second is measured."""
     tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
     device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
-    cuda = sorted({t.device.index or 0 for t in tensors if t.device.type == "cuda"})
-    with real_run(), torch.random.fork_rng(devices=cuda), torch.enable_grad():
-        state = torch.get_rng_state(), [torch.cuda.get_rng_state(i) for i in cuda]
+    drawn = Drawn()
+    with real_run(), torch.enable_grad():
+        drawn.note(own_generators())
         for _ in range(2):
-            torch.set_rng_state(state[0])
-            for index, one in zip(cuda, state[1], strict=True):
-                torch.cuda.set_rng_state(one, index)
             given = _given(inputs)
-            measured = measure_peak(lambda given=given: _step(compiled, given), device)  # type: ignore[misc]
+            try:
+                measured = measure_peak(lambda given=given: _step(compiled, given), device)  # type: ignore[misc]
+            finally:
+                drawn.put_back()
             results = [*measured.result, *(t for t in given if isinstance(t, torch.Tensor) and not t.requires_grad)]
         return Trial(measured.peak_bytes, measured.end_bytes, [None if t is None else t.detach().cpu().clone() for t in results])
 
