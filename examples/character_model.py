@@ -14,7 +14,7 @@ import time
 from pydoc_data.topics import topics
 
 import torch
-from side_by_side import Batch, Run, same_state, show, train
+from side_by_side import Batch, Run, compare, parser, train
 
 import actsolve
 from models_zoo.gpt import character_model
@@ -55,25 +55,12 @@ def run(options: argparse.Namespace, mem_budget: str | None) -> tuple[Run, torch
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mem-budget", default="50%", help="8GiB, 7500MB, bytes, a share of what the step needs, or min")
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--length", type=int, default=128, help="characters per passage")
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--time-limit", type=float, default=20.0, help="seconds for the solver")
-    options = parser.parse_args(arguments)
-    try:
-        budgeted, optimized = run(options, options.mem_budget)
-    except actsolve.ActsolveError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    plain, model = run(options, None)
-    return 0 if show(plain, budgeted, optimized.plan.budget_bytes, same_state(model, optimized)) else 1
+    flags = parser(__doc__, budget="50%", steps=60, batch=16, lr=1e-3)
+    flags.add_argument("--length", type=int, default=128, help="characters per passage")
+    flags.add_argument("--layers", type=int, default=6)
+    flags.add_argument("--width", type=int, default=128)
+    flags.add_argument("--heads", type=int, default=4)
+    return compare(run, flags.parse_args(arguments))
 
 
 if __name__ == "__main__":

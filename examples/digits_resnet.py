@@ -13,7 +13,7 @@ import sys
 import time
 
 import torch
-from side_by_side import Batch, Run, same_state, show, train
+from side_by_side import Batch, Run, compare, parser, train
 from sklearn.datasets import load_digits
 
 import actsolve
@@ -68,24 +68,11 @@ def run(options: argparse.Namespace, mem_budget: str | None) -> tuple[Run, torch
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mem-budget", default="60%", help="8GiB, 7500MB, bytes, a share of what the step needs, or min")
-    parser.add_argument("--steps", type=int, default=250)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--size", type=int, default=32, help="side of the images")
-    parser.add_argument("--depth", type=int, default=50)
-    parser.add_argument("--width", type=int, default=8, help="channels of the first layer")
-    parser.add_argument("--lr", type=float, default=4e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--time-limit", type=float, default=20.0, help="seconds for the solver")
-    options = parser.parse_args(arguments)
-    try:
-        budgeted, optimized = run(options, options.mem_budget)
-    except actsolve.ActsolveError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    plain, model = run(options, None)
-    return 0 if show(plain, budgeted, optimized.plan.budget_bytes, same_state(model, optimized)) else 1
+    flags = parser(__doc__, budget="60%", steps=250, batch=64, lr=4e-3)
+    flags.add_argument("--size", type=int, default=32, help="side of the images")
+    flags.add_argument("--depth", type=int, default=50)
+    flags.add_argument("--width", type=int, default=8, help="channels of the first layer")
+    return compare(run, flags.parse_args(arguments))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 import lightning
 import torch
 from character_model import batches, encoded_text
-from side_by_side import Batch, Run, Watch, held_bytes, same_state, show
+from side_by_side import Batch, Run, Watch, compare, held_bytes, parser
 
 import actsolve
 from models_zoo.gpt import character_model
@@ -72,27 +72,14 @@ def run(options: argparse.Namespace, mem_budget: str | None) -> tuple[Run, torch
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mem-budget", default="50%", help="8GiB, 7500MB, bytes, a share of what the step needs, or min")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--length", type=int, default=128, help="characters per passage")
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--time-limit", type=float, default=20.0, help="seconds for the solver")
-    options = parser.parse_args(arguments)
+    flags = parser(__doc__, budget="50%", steps=20, batch=16, lr=1e-3)
+    flags.add_argument("--length", type=int, default=128, help="characters per passage")
+    flags.add_argument("--layers", type=int, default=6)
+    flags.add_argument("--width", type=int, default=128)
+    flags.add_argument("--heads", type=int, default=4)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
-    try:
-        budgeted, optimized = run(options, options.mem_budget)
-    except actsolve.ActsolveError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    plain, model = run(options, None)
-    return 0 if show(plain, budgeted, optimized.plan.budget_bytes, same_state(model, optimized)) else 1
+    return compare(run, flags.parse_args(arguments))
 
 
 if __name__ == "__main__":

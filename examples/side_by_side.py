@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -12,6 +14,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+import actsolve
 from actsolve.runtime.memory_events import MemoryRecorder, measure_peak, peak_of
 from actsolve.units import format_bytes, format_seconds
 
@@ -94,6 +97,29 @@ def held_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: 
     state = [t for per_parameter in optimizer.state.values() for t in per_parameter.values() if isinstance(t, torch.Tensor)]
     tensors = [*model.parameters(), *model.buffers(), *state, *batch]
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def parser(about: str | None, *, budget: str, steps: int, batch: int, lr: float) -> argparse.ArgumentParser:
+    """Return the flags that all examples have, with an example's defaults."""
+    flags = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("--mem-budget", default=budget, help="8GiB, 7500MB, bytes, a share of what the step needs, or min")
+    flags.add_argument("--steps", type=int, default=steps)
+    flags.add_argument("--batch", type=int, default=batch)
+    flags.add_argument("--lr", type=float, default=lr)
+    flags.add_argument("--seed", type=int, default=0)
+    flags.add_argument("--time-limit", type=float, default=20.0, help="seconds for the solver")
+    return flags
+
+
+def compare(run: Callable[[argparse.Namespace, str | None], tuple[Run, torch.nn.Module]], options: argparse.Namespace) -> int:
+    """Run an example within its budget and without one, and print both; return the exit code: 0 if they learn the same."""
+    try:
+        budgeted, optimized = run(options, options.mem_budget)
+    except actsolve.ActsolveError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    plain, model = run(options, None)
+    return 0 if show(plain, budgeted, optimized.plan.budget_bytes, same_state(model, optimized)) else 1
 
 
 def same_state(a: torch.nn.Module, b: torch.nn.Module) -> bool:
