@@ -49,6 +49,7 @@ def optimize(
     plan: str | os.PathLike[str] | PlanFile | None = None,
     on_error: str = "raise",
     on_new_inputs: str = "plan",
+    eager: Sequence[str] = (),
 ) -> torch.nn.Module:
     """Return ``model`` as a module that trains exactly as it does, within a memory budget, as fast as can be.
 
@@ -82,6 +83,8 @@ def optimize(
             cannot be used raise all the same.
         on_new_inputs: For inputs of another signature: ``"plan"`` once more, run the ``"original"`` with a warning, or
             ``"raise"``.
+        eager: Paths of submodules that are not to be traced: their Python runs at each step, and once more in its backward.
+            Those that no trace can follow are, unasked.
 
     Raises:
         UsageError: an argument cannot be used, the model cannot be traced, or the plan is of another step.
@@ -114,7 +117,7 @@ def optimize(
         settings.refuse_pins_of_a_saved_plan()
 
     # What is wrong with the arguments is told here: from here on `on_error` decides what becomes of an error.
-    step = TrainingStep(model, args, {} if kwargs is None else kwargs, loss_fn)
+    step = TrainingStep(model, args, {} if kwargs is None else kwargs, loss_fn, _as_tuple(eager))
     step.verify()
     refuse_wrong_arguments(step, budget, settings)
 
@@ -128,8 +131,8 @@ def optimize(
 
     runtime_there = runtime_of(model)
     model = model if runtime_there is None else runtime_there.original
-    step = TrainingStep(model, tuple(args), dict(step.kwargs), loss_fn)
-    runtime = Runtime(model, loss_fn, plan_step, on_new_inputs, on_error)
+    step = TrainingStep(model, tuple(args), dict(step.kwargs), loss_fn, step.eager)
+    runtime = Runtime(model, loss_fn, plan_step, on_new_inputs, on_error, eager=step.eager)
     module = optimized_module(runtime)
     if file is not None or _has_inputs(step):
         runtime.plan_first(step, first)

@@ -17,6 +17,7 @@ import torch
 from actsolve.capture.answers import Answer
 from actsolve.capture.captured import Captured
 from actsolve.capture.generators import own_generators
+from actsolve.capture.region_call import is_undefined
 from actsolve.capture.replay import is_random
 from actsolve.capture.state import Place
 from actsolve.capture.tangents import computed_from
@@ -89,7 +90,10 @@ class Backward:
         if form not in self._forms:
             self._forms[form] = boxed_function(self._lowered(*form), "backward")
         try:
-            return self._forms[form](args)
+            gradients = self._forms[form](args)
+            if self.captured.joint.regions:
+                gradients = [None if is_undefined(g) else g for g in gradients]
+            return gradients
         finally:
             forget_running()
 
@@ -214,6 +218,11 @@ class CompiledStep:
     def answers(self) -> tuple[Answer, ...]:
         """What it was traced for, of all that its forward asks."""
         return self.captured.joint.answers
+
+    @property
+    def eager(self) -> tuple[str, ...]:
+        """Paths of the modules that it leaves in eager."""
+        return self.captured.joint.eager
 
     @cached_property
     def draws_from(self) -> tuple[torch.Generator, ...]:

@@ -17,6 +17,7 @@ from torch.fx import Node
 
 from actsolve.capture.answers import answer_at
 from actsolve.capture.captured import Captured
+from actsolve.capture.eager_regions import called
 from actsolve.capture.replay import replayed_call
 from actsolve.errors import ScheduleError
 from actsolve.runtime.accumulated import accumulated
@@ -160,6 +161,8 @@ class Emitter:
             args, target = (target, *args), in_training
         elif node in self._questions and step.kind is not StepKind.REPLAY:
             args, target = (self._questions[node], answer_at(node), target, *args), confirmed
+        else:
+            target = called(target)
         made = self._out.call_function(target, args, kwargs)
         made.meta.update({k: v for k, v in node.meta.items() if k in ("val", "tensor_meta")})
         if ended is not None:

@@ -41,7 +41,13 @@ class FileFormatError(UsageError):
 
 
 class CaptureError(UsageError):
-    """A training step that cannot be traced."""
+    """A training step that cannot be traced.
+
+    Attributes:
+        module: Path of the submodule whose Python no trace can follow, if one is to blame.
+    """
+
+    module: str | None = None
 
 
 class ForwardError(CaptureError):

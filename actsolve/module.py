@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from actsolve.capture.eager_choice import left_besides
 from actsolve.capture.joint import call_step
 from actsolve.capture.state import Place, Write, state_places
 from actsolve.capture.structure import Structure, take_apart
@@ -29,7 +30,7 @@ from actsolve.errors import ActsolveError, ForwardError, UsageError
 from actsolve.report.plan_text import plan_text
 from actsolve.signature import signature
 from actsolve.training_step import TrainingStep
-from actsolve.ways import MANY_WAYS, Ways
+from actsolve.ways import MANY_WAYS, Ways, asking
 
 _RUNTIME = "_actsolve_runtime"
 _MANY_PLANS = 16
@@ -55,6 +56,7 @@ class Runtime:
         first: The step that `optimize` was given; None if the original runs.
         offsets: Whether it matters where in its storage an input begins: a graph reads past the views it was given.
         written_only: Attributes that the forward assigns and does not read.
+        eager: Paths of the submodules that are left in eager.
     """
 
     original: torch.nn.Module
@@ -66,6 +68,7 @@ class Runtime:
     first: CompiledStep | None = None
     offsets: bool = False
     written_only: frozenset[Write] = frozenset()
+    eager: tuple[str, ...] = ()
 
     def plan_first(self, step: TrainingStep, plan: Callable[[], CompiledStep]) -> None:
         """Enter the step that the module is optimized for, from ``plan``."""
@@ -94,15 +97,32 @@ class Runtime:
     def _another_way(self, args: Any, kwargs: Any) -> CompiledStep | None:
         ways, _ = self.ways_for(self.state(), args, kwargs)
         if len(ways.steps) >= MANY_WAYS:
-            _warn(
-                f"actsolve: the forward's Python depends on data, and takes another way than the {MANY_WAYS} planned for: here "
-                "the original runs, and the budget is not held",
-            )
-            return None
+            return self._past_what_asks(ways, args, kwargs)
         step: CompiledStep | None = self._or_none(lambda: self._plan_new(args, kwargs, _OTHER_DATA))
         if step is not None:
             ways.steps.insert(0, step)
         return step
+
+    def _past_what_asks(self, ways: Ways, args: Any, kwargs: Any) -> CompiledStep | None:
+        """Return a step that leaves in eager what takes another way each time; None if the original is to run."""
+        eager = None if ways.ended else left_besides(self.original, self.eager, asking(ways.steps))
+        told = f"the forward's Python depends on data, and takes another way than the {MANY_WAYS} planned for"
+        if eager is not None:
+            try:
+                step = self.plan_step(TrainingStep(self.original, args, kwargs, self.loss_fn, eager), None)
+            except ForwardError:
+                raise
+            except ActsolveError as error:
+                told += f". It cannot be planned past {', '.join(eager)} either.\n{error}\n"
+            else:
+                assert step is not None
+                _warn(f"actsolve: {told}: from here on {', '.join(step.eager)} run as they are, and the rest is planned")
+                self.eager = step.eager
+                ways.steps[:] = [step]
+                return step
+        ways.ended = True
+        _warn(f"actsolve: {told}: here the original runs, and the budget is not held")
+        return None
 
     def _key(self, places: list[Place], leaves: list[Any], structure: Structure) -> Any:
         return signature(self.original, places, leaves, structure, self.loss_fn, offsets=self.offsets)
@@ -113,6 +133,7 @@ class Runtime:
         if step is not None:
             self.offsets = self.offsets or step.captured.joint.reads_by_offset
             self.written_only |= step.captured.joint.written_only
+            self.eager = step.eager
         leaves, structure = take_apart((args, kwargs))
         ways = Ways([] if step is None else [step])
         self.steps[self._or_none(lambda: self._key(self.state(), leaves, structure))] = ways
@@ -149,7 +170,7 @@ class Runtime:
         return self.plan_step(self._step(args, kwargs), None)
 
     def _step(self, args: Any, kwargs: Any) -> TrainingStep:
-        return TrainingStep(self.original, args, kwargs, self.loss_fn)
+        return TrainingStep(self.original, args, kwargs, self.loss_fn, self.eager)
 
 
 def _warn(message: str) -> None:
@@ -248,7 +269,8 @@ class _Optimized(torch.nn.Module):
         """A copy has parameters of its own, and plans for itself: a graph holds constants and devices."""
         runtime: Runtime = getattr(type(self), _RUNTIME)
         copied = copy.deepcopy(runtime.original, memo)
-        return optimized_module(Runtime(copied, runtime.loss_fn, runtime.plan_step, runtime.on_new_inputs, runtime.on_error))
+        settings = (runtime.plan_step, runtime.on_new_inputs, runtime.on_error)
+        return optimized_module(Runtime(copied, runtime.loss_fn, *settings, eager=runtime.eager))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UsageError(

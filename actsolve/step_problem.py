@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from actsolve.capture.captured import Captured
+from actsolve.capture.eager_regions import call_of, taken_by
 from actsolve.capture.joint import Joint
 from actsolve.cost.hardware import profile
 from actsolve.cost.known_links import LinkSpeed
@@ -33,7 +34,13 @@ def costs_of(captured: Captured, hardware: str, measuring: Callable[[int, int], 
     """
     if hardware == "auto":
         return measure_costs(captured.graph, captured.op_nodes, progress=measuring)
-    return roofline_costs(captured.graph, profile(hardware))
+    costs = roofline_costs(captured.graph, profile(hardware))
+    workspace_bytes = list(costs.workspace_bytes)
+    for index, op in enumerate(captured.graph.ops):  # of what is left in eager it is known, for that ran
+        node = captured.op_nodes[index]
+        if node is not None and (taken := taken_by(node)) is not None:
+            workspace_bytes[index] = max(0, taken.peak_bytes - sum(captured.graph.values[v].size_bytes for v in op.outputs))
+    return replace(costs, workspace_bytes=tuple(workspace_bytes))
 
 
 def link_of(step: TrainingStep, settings: Settings) -> LinkSpeed:
@@ -74,14 +81,17 @@ def problem_of(
 
 def notes_of(settings: Settings, link: LinkSpeed, joint: Joint) -> tuple[str, ...]:
     """Return what a report has to say of the problem."""
-    asked = len(joint.questions)
-    source = joint.asked_at(0) if asked else None
+    questions = [node for node in joint.questions if call_of(node) is None]
+    asked = len(questions)
+    source = joint.asked_at(joint.questions.index(questions[0])) if asked else None
     data = f"Python depends on data {asked} time{'s' if asked > 1 else ''}{f', first in {source}' if source else ''}."
     data += " The plan is for what it found; other data are planned for when they come."
     shard = (
         f"One of {settings.shards} shards: parameters that are gathered for a layer are not counted; --reserve leaves them room."
     )
-    return tuple(note for note in (link.note, shard if settings.shards > 1 else "", data if asked else "") if note)
+    regions = f"Left in eager: {', '.join(joint.eager)}. They run once more in the backward, and may take more with other data."
+    notes = (link.note, shard if settings.shards > 1 else "", data if asked else "", regions if joint.eager else "")
+    return tuple(note for note in notes if note)
 
 
 def reserve_of(step: TrainingStep, settings: Settings) -> Reserve:

@@ -25,12 +25,14 @@ class TrainingStep:
             part of the optimized step and a call returns ``(loss, output)``;
             without it the module's own output is taken as it is, and memory
             outside the module is not budgeted.
+        eager: Paths of submodules that are not traced but left in eager.
     """
 
     model: torch.nn.Module
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     loss_fn: Callable[[Any], torch.Tensor] | None = None
+    eager: tuple[str, ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -51,3 +53,7 @@ class TrainingStep:
                 given = getattr(self, name)
                 kind = f"that of a class, {given.__name__}" if isinstance(given, type) else type(given).__name__
                 raise UsageError(f"cannot use this {name}", why=f"its type is {kind}", try_=try_)
+        paths = [path for path, _ in self.model.named_modules()][1:]
+        if not isinstance(self.eager, tuple) or any(path not in paths for path in self.eager):
+            why = "it is not a tuple of paths of submodules"
+            raise UsageError(f"cannot use eager={self.eager!r}", why=why, try_=f"some of {', '.join(paths[:3])}, ...")

@@ -7,17 +7,19 @@ state, and another step begins anew: one for these answers, if there is one yet,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 from actsolve.capture.answers import Answer
 from actsolve.capture.generators import Drawn
+from actsolve.capture.randomness import put_python_states, python_states
 from actsolve.compiled import CompiledStep
 from actsolve.errors import UsageError
 from actsolve.runtime.answered import AnswerChanged, same
 
-MANY_WAYS = 8  # after so many, the original runs where Python takes yet another
+MANY_WAYS = 8  # after so many, what asks is left in eager
 
 
 @dataclass
@@ -26,9 +28,11 @@ class Ways:
 
     Attributes:
         steps: The latest first; none where the original is to run.
+        ended: Whether no more are made.
     """
 
     steps: list[CompiledStep] = field(default_factory=list)
+    ended: bool = False
 
     def run(
         self, call: Callable[[CompiledStep], Any], plan: Callable[[], CompiledStep | None], original: Callable[[], Any]
@@ -48,8 +52,10 @@ class Ways:
         step = self.steps[0]
         answers: tuple[Answer, ...] = ()
         drawn = Drawn()
+        python: dict[str, bytes] = {}
         while True:
             drawn.note(step.draws_from)
+            python = python or (python_states() if step.eager else {})  # what is left in eager may draw from them
             try:
                 result = call(step)
             except AnswerChanged as changed:
@@ -58,19 +64,33 @@ class Ways:
                 self._first(step)
                 return result
             drawn.put_back()
+            put_python_states(python)
             if len(known) <= len(answers):
                 raise _unsteady(step, len(known) - 1)
             answers = known
             found = next((s for s in self.steps if _begins_with(s.answers, known)), None)
             if found is None and (found := plan()) is None:
                 return original()
-            if not _begins_with(found.answers, known):
+            if found.eager != step.eager:  # it asks other questions
+                answers = ()
+            elif not _begins_with(found.answers, known):
                 raise _unsteady(step, len(known) - 1)
             step = found
 
     def _first(self, step: CompiledStep) -> None:
         if not self.steps or self.steps[0] is not step:
             self.steps[:] = [step, *(s for s in self.steps if s is not step)]
+
+
+def asking(steps: Sequence[CompiledStep]) -> tuple[str, ...]:
+    """Return the paths of the modules whose questions are answered otherwise in one of ``steps`` than in another."""
+    found: dict[str, None] = {}
+    for one, other in combinations(steps, 2):
+        pairs = enumerate(zip(one.answers, other.answers, strict=False))
+        position = next((i for i, (a, b) in pairs if not same(a, b)), None)
+        if position is not None:
+            found[one.captured.joint.asked_by(position)] = None
+    return tuple(found)
 
 
 def _begins_with(answers: tuple[Answer, ...], known: tuple[Answer, ...]) -> bool:

@@ -59,6 +59,7 @@ TREE = (
     "graph_planning",
     "report/*",
     "training_step",
+    "runtime/memory_events",
     "capture/*",
     "runtime/*",
     "cost/*",
@@ -97,7 +98,7 @@ PIPELINE = {
     "api",
 }
 PIPELINE |= {"target", "smaller_batch", "step_problem", "inductor/*"}
-TORCH = {"training_step", "capture/*", "runtime/*", "cost/*"} | PIPELINE
+TORCH = {"training_step", "capture/*", "runtime/memory_events", "runtime/*", "cost/*"} | PIPELINE
 TORCH_LATER = {"cli/*", "__main__"}  # only inside functions, so that `actsolve --help` is quick
 SOLVERS = {"planners/*"}
 

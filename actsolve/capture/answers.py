@@ -30,6 +30,8 @@ _READ = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::equal", "at
 _THROUGH_MASKS = frozenset({"aten::index_put", "aten::masked_scatter"})
 _MASKS = (torch.bool, torch.uint8)
 
+REGION = "actsolve::region"  # its outputs are what it is asked (`actsolve.capture.eager_regions`)
+
 Answer = bool | int | float | complex | tuple[Any, ...]
 """What was read; the shape of each tensor of a result; or how many elements of each mask are true."""
 
@@ -41,7 +43,7 @@ def _name(kernel: Any) -> str:
 
 def may_ask(kernel: Any) -> bool:
     """Whether `asks` is true of some calls of ``kernel``."""
-    return _name(kernel) in _READ | _THROUGH_MASKS or torch.Tag.dynamic_output_shape in kernel.tags
+    return _name(kernel) in {*_READ, *_THROUGH_MASKS, REGION} or torch.Tag.dynamic_output_shape in kernel.tags
 
 
 def asks(kernel: Any, args: Sequence[Any]) -> bool:
@@ -78,7 +80,7 @@ class Asked:
 
     Attributes:
         name: Of the kernel.
-        shape: Of its first argument.
+        shape: Of its first argument; of a region, its key.
         answer: To it.
         layouts: Of the tensor that the kernel made, or of each: shape, strides, dtype and device. Empty for numbers.
         is_one: Whether it made one tensor, not a tuple.
@@ -95,7 +97,7 @@ class Asked:
         """Return what was asked where ``kernel(*args)`` gave ``result``."""
         layouts = tuple((tuple(t.shape), t.stride(), t.dtype, t.device) for t in tensors_in(result))
         answer = answer_of(kernel, args, result)
-        return Asked(_name(kernel), tuple(args[0].shape), answer, layouts, isinstance(result, torch.Tensor))
+        return Asked(_name(kernel), _subject(args), answer, layouts, isinstance(result, torch.Tensor))
 
     def traced(self, fake_mode: Any) -> Any:
         """Return the result as a trace sees it: a number, or fake tensors."""
@@ -131,7 +133,7 @@ class Answers:
         Raises:
             CaptureError: the forward that ran for real did not come to such a question.
         """
-        name, shape = _name(kernel), tuple(args[0].shape)
+        name, shape = _name(kernel), _subject(args)
         for position in range(self._next, len(self._asked)):
             asked = self._asked[position]
             if asked.name == name and asked.shape == shape:
@@ -163,6 +165,10 @@ class Answers:
             else:
                 indices.append(index)
         return [args[0], indices]
+
+
+def _subject(args: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(args[0].shape) if isinstance(args[0], torch.Tensor) else (args[1],)
 
 
 def _mask_key(mask: torch.Tensor) -> Any:
@@ -217,15 +223,17 @@ def answer_at(node: Node) -> Answer:
     return answer
 
 
-def noted(forward: Callable[[], Any]) -> Answers:
+def noted(forward: Callable[[Callable[[Asked], None]], Any]) -> Answers:
     """Run ``forward``, on real tensors that are its own, and return what it was answered. All generators are left as they are.
+
+    It is given what notes an answer that is no kernel's.
 
     What autograd would save is dropped at once: memory is that of a forward without gradients.
     """
     noting = _Noting()
     try:
         with _nothing_saved(), noting, _AsInTrace(noting):
-            forward()
+            forward(noting.asked.append)
     finally:
         noting.drawn.put_back()
     return Answers(noting.asked)

@@ -10,13 +10,16 @@ from typing import Any
 
 import torch
 
-from actsolve.capture.answers import Answer, Answers, answer_at, note_answers, noted, questions
+from actsolve.capture.answers import Answer, Answers, Asked, answer_at, note_answers, noted, questions
 from actsolve.capture.dropout import KERNELS
+from actsolve.capture.eager_choice import left_in_eager, module_that_raised
+from actsolve.capture.eager_regions import Regions, call_of
 from actsolve.capture.hooks import refuse_hooks
 from actsolve.capture.layouts import corrected
 from actsolve.capture.output_layout import OutputLayout
 from actsolve.capture.provenance import origin_of, recorded_origins, short_path
-from actsolve.capture.randomness import only_in_graph
+from actsolve.capture.randomness import only_in_graph, put_python_states, python_states
+from actsolve.capture.region_call import RegionCall
 from actsolve.capture.state import (
     TracedState,
     Write,
@@ -64,6 +67,8 @@ class _FlatStep(torch.nn.Module):
         for constant in self._constants.values():
             refuse_hidden_data(constant, "an input")
         self.answers: Answers | None = None
+        self.regions = Regions(step.model, step.eager)
+        self._note: Callable[[Asked], None] | None = None  # while it runs for real
         state = [container[key] for container, key in state_places(step.model, leave_out)]
         self._n_state = len(state)
         first: dict[int, int] = {}
@@ -86,6 +91,7 @@ class _FlatStep(torch.nn.Module):
         args, kwargs = self._structure.restore(leaves)
         (model,) = self._hidden
         run = functools.partial(type(model).forward, model)  # its own hooks run outside, at each call
+        self._traced.enter_context(self.regions.standing_in(self._note))
         state = self._state = TracedState(model, self._leave_out)
         self._traced.enter_context(state.replaced(tensors[: self._n_state]))
         self._traced.enter_context(put_back(self._constants.values()))
@@ -125,9 +131,18 @@ class _FlatStep(torch.nn.Module):
     def ask(self) -> None:
         """Run the forward once on copies of its tensors, and note what it asks of them."""
         copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in self.tensors]
+
+        def forward(note: Callable[[Asked], None]) -> None:
+            self._note = note
+            before = python_states() if self.regions else {}  # what is left in eager may draw from them
+            try:
+                self(*copies)
+            finally:
+                put_python_states(before)
+
         try:
             with as_if_traced():
-                self.answers = noted(lambda: self(*copies))
+                self.answers = noted(forward)
         except ActsolveError:
             raise
         except Exception as error:
@@ -136,6 +151,7 @@ class _FlatStep(torch.nn.Module):
                 f"the forward of {model} raises", why=f"{name}: {error}", try_="the model with these inputs"
             ) from error
         finally:
+            self._note = None
             self.close()
 
 
@@ -191,6 +207,7 @@ class Joint:
         is_real: Whether the step's tensors hold data, so that its kernels can be run.
         leaf_indices: Which inputs are leaves of autograd's graph and require a gradient.
         undefined: Names of the tangents that are not given: no gradient starts from these outputs.
+        regions: What is left in eager.
     """
 
     export: JointExport
@@ -201,6 +218,12 @@ class Joint:
     is_real: bool
     leaf_indices: frozenset[int]
     undefined: frozenset[str] = frozenset()
+    regions: tuple[RegionCall, ...] = ()
+
+    @property
+    def eager(self) -> tuple[str, ...]:
+        """Paths of the modules that are left in eager."""
+        return tuple(dict.fromkeys(call.path for call in self.regions))
 
     @property
     def output_descs(self) -> list[Any]:
@@ -238,6 +261,12 @@ class Joint:
         origin = annotation(self.questions[position])
         return origin.source or None if origin is not None else None
 
+    def asked_by(self, position: int) -> str:
+        """Return the path of the module that asks a question; of what a region returned, the region's."""
+        node = self.questions[position]
+        call, origin = call_of(node), annotation(node)
+        return call.path if call is not None else origin.module if origin is not None else ""
+
     @property
     def tangents(self) -> list[torch.fx.Node]:
         """The inputs that are gradients of outputs, in order."""
@@ -262,11 +291,30 @@ class Joint:
 
 
 def trace_joint(step: TrainingStep) -> Joint:
-    """Trace forward and backward of ``step`` with AOTAutograd. No kernel runs; all is left as it was, RNG state included.
+    """Trace forward and backward of ``step`` with AOTAutograd; all is left as it was, RNG state included.
+
+    No kernel runs, unless Python depends on data. A submodule that no trace can follow is left in eager.
 
     Raises:
         CaptureError: the model cannot be traced, or it does what a trace would lose, or nothing requires a gradient.
     """
+    eager, first = tuple(step.eager), None
+    for _ in range(_MOST_TRACES):
+        try:
+            return _trace_past(replace(step, eager=eager))
+        except ForwardError as error:
+            raise first or error from None
+        except CaptureError as error:
+            wider = left_in_eager(step.model, eager, error.module) if error.module or first is not None else None
+            first = first or error
+            if wider is None:
+                raise first from first.__cause__
+            eager = wider
+    assert first is not None
+    raise first from first.__cause__
+
+
+def _trace_past(step: TrainingStep) -> Joint:
     refuse_hooks(step.model, loss_inside=step.loss_fn is not None)
     joint = _traced(step, frozenset())
     if settings := joint.layout.settings:
@@ -288,6 +336,7 @@ def trace_joint(step: TrainingStep) -> Joint:
     return joint
 
 
+_MOST_TRACES = 6
 _REAL_DATA = "real tensors as inputs, for Python reads data; a model whose backward does not read any"
 
 
@@ -306,10 +355,13 @@ def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
 
     try:
         with torch.enable_grad(), only_in_graph(flat.unchanged):
+            if flat.regions:
+                _refuse_regions_without_data(is_real)
+                flat.ask()
             try:
                 export = export_step()
             except DATA_DEPENDENT:
-                if not is_real:
+                if not is_real or flat.answers is not None:
                     raise
                 flat.ask()
                 export = export_step()
@@ -320,12 +372,14 @@ def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
         leaked_tensors()
         reads_data = isinstance(error, DATA_DEPENDENT)
         remedy = _REAL_DATA if reads_data else "one call in eager mode, to see if it runs by itself"
-        raise CaptureError(
+        failed = CaptureError(
             f"cannot trace {type(step.model).__name__}",
             where=_user_frame(error) or _module_of(error, step.model),
             why=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}",
             try_=f'{remedy}, or on_error="original" to train it as it is',
-        ) from error
+        )
+        failed.module = module_that_raised(error, step.model) if is_real else None
+        raise failed from error
     if leaked := leaked_tensors():
         raise CaptureError(
             f"{type(step.model).__name__} keeps {len(leaked)} of its intermediate tensors outside of it",
@@ -338,7 +392,16 @@ def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
     _refuse_sparse_results(export.graph_module)
     names = tuple(state_names(step.model, leave_out))
     leaves = frozenset(i for i, t in enumerate(flat.tensors) if t.is_leaf and t.requires_grad)
-    return Joint(export, export.graph_module, flat.layout, names, frozenset(), is_real, leaves)
+    return Joint(export, export.graph_module, flat.layout, names, frozenset(), is_real, leaves, regions=tuple(flat.regions.calls))
+
+
+def _refuse_regions_without_data(is_real: bool) -> None:
+    if not is_real:
+        raise CaptureError(
+            "a submodule is to be left in eager, and the inputs hold no data",
+            why="what it returns and takes is learned from a run",
+            try_="real tensors for the model and its inputs",
+        )
 
 
 def _refuse_untrained_constants(module: torch.fx.GraphModule) -> None:

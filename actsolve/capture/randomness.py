@@ -6,7 +6,7 @@ import contextlib
 import pickle
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -34,7 +34,7 @@ def only_in_graph(once: Any = contextlib.nullcontext) -> Iterator[None]:
     Raises:
         CaptureError: they changed, or torch's was to be set.
     """
-    before = _states()
+    before = python_states()
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(only_torch_saves())
@@ -45,9 +45,8 @@ def only_in_graph(once: Any = contextlib.nullcontext) -> Iterator[None]:
                     stack.enter_context(mock.patch.object(module, name, _refusing(getattr(module, name))))
             yield
     finally:
-        changed = [name for name, state in _states().items() if name in before and state != before[name]]
-        for name in changed:
-            _set(name, before[name])
+        changed = [name for name, state in python_states().items() if name in before and state != before[name]]
+        put_python_states({name: before[name] for name in changed})
     if changed:
         raise drawn_in_python(changed[0])
 
@@ -88,13 +87,16 @@ def _refusing(setter: Any) -> Any:
     return refuse
 
 
-def _states() -> dict[str, bytes]:
+def python_states() -> dict[str, bytes]:
+    """Return the states of Python's generator, and of NumPy's where it is loaded."""
     states: dict[str, Any] = {"Python's random": random.getstate()}
     if "numpy" in sys.modules:
         states["numpy.random"] = sys.modules["numpy"].random.get_state(legacy=False)
     return {name: pickle.dumps(state) for name, state in states.items()}
 
 
-def _set(name: str, state: bytes) -> None:
-    setter: Any = random.setstate if name == "Python's random" else sys.modules["numpy"].random.set_state
-    setter(pickle.loads(state))
+def put_python_states(states: Mapping[str, bytes]) -> None:
+    """Give the generators the states that `python_states` returned."""
+    for name, state in states.items():
+        setter: Any = random.setstate if name == "Python's random" else sys.modules["numpy"].random.set_state
+        setter(pickle.loads(state))

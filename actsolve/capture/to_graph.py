@@ -14,6 +14,7 @@ import torch
 from torch.fx import Node
 
 from actsolve.capture import replay
+from actsolve.capture.eager_regions import call_of, taken_by
 from actsolve.capture.flops import node_flops
 from actsolve.capture.in_place import InPlaceCall, in_place_call
 from actsolve.capture.joint import Joint
@@ -203,6 +204,7 @@ def _add_op(build: _Builder, node: Node, phase: Phase, mutated: frozenset[int], 
     if single and tensors:
         build.value_of[node] = build.by_storage[storage_key(tensors[0])]
 
+    taken = taken_by(node)
     call = in_place_call(node)
     place = None
     if call is not None and outputs and call.overwritten in build.value_of:
@@ -218,7 +220,7 @@ def _add_op(build: _Builder, node: Node, phase: Phase, mutated: frozenset[int], 
             phase=phase,
             inputs=inputs,
             outputs=tuple(outputs),
-            flops=node_flops(node),
+            flops=node_flops(node) if taken is None else taken.flops,
             replayable=forward and not why_not,
             why_not=why_not,
             replay_inputs=replay_inputs,
@@ -272,5 +274,7 @@ def _outputs_and_updates(
 
 def signature(node: Node) -> str:
     """Return a text that is equal for calls that cost the same: kernel, shapes, strides, dtypes, devices and constants."""
+    if (call := call_of(node)) is not None:
+        return f"{node.target} of {call.path}, {call.key}"
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
     return describe_call(node.target, args, kwargs)

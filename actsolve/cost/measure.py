@@ -14,6 +14,7 @@ import torch
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
+from actsolve.capture.eager_regions import taken_by
 from actsolve.capture.to_graph import tensors_of
 from actsolve.capture.torch_internals import storage_key
 from actsolve.cost.machine import device_name, environment, free_bytes, require_device
@@ -66,13 +67,25 @@ def measure_costs(
     for device in devices:
         require_device(device)
     cache = cache or MeasuredCache(environment(main))
-    wanted = {op.signature: node for op, node in zip(graph.ops, nodes, strict=True) if node is not None}
+    in_eager = _of_regions(graph, nodes)
+    calls = zip(graph.ops, nodes, strict=True)
+    wanted = {op.signature: node for op, node in calls if node is not None and op.signature not in in_eager}
     known = cache.read()
     with undisturbed(devices):
         todo = {s: node for s, node in wanted.items() if s not in known}
         found, failed = _measure_all(todo, cache, progress)
         extras = _measure_extras({*devices, main}, known, cache)
-    return _costs(graph, nodes, {**known, **found, **extras}, failed, main)
+    return _costs(graph, nodes, {**known, **found, **extras, **in_eager}, failed, main)
+
+
+def _of_regions(graph: Graph, nodes: Sequence[Node | None]) -> dict[str, Measured]:
+    """Return the figures of what is left in eager, which were measured before, on the step's own inputs."""
+    found = {}
+    for op, node in zip(graph.ops, nodes, strict=True):
+        if node is not None and (taken := taken_by(node)) is not None:
+            workspace_bytes = max(0, taken.peak_bytes - _fresh_bytes(node))
+            found[op.signature] = Measured(seconds=taken.seconds, workspace_bytes=workspace_bytes)
+    return found
 
 
 def _costs(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from actsolve.capture.answers import Answer, answer_of
+from actsolve.capture.eager_regions import called
 
 
 class AnswerChanged(Exception):
@@ -28,7 +29,7 @@ def confirmed(position: int, expected: Answer, target: Callable[..., Any], /, *a
     Raises:
         AnswerChanged: it is another.
     """
-    result = target(*args, **kwargs)
+    result = called(target)(*args, **kwargs)
     found = answer_of(target, args, result)
     if not same(found, expected):
         raise AnswerChanged(position, found)

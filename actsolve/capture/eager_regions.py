@@ -1,0 +1,169 @@
+"""Regions that are left in eager: submodules whose Python no trace can follow, each one op of the step.
+
+What a region returns, and what it takes, is learned from one run on real inputs. Its outputs are held against that at each step
+like any other answer (`actsolve.capture.answers`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from actsolve.capture.answers import REGION, Asked
+from actsolve.capture.region_call import CALLS, RegionCall, Taken, region_call
+from actsolve.capture.state import state_places
+from actsolve.capture.torch_internals import real_tensors
+from actsolve.errors import CaptureError
+
+_BACKWARD = f"{REGION}_backward"
+
+torch.library.define(REGION, "(Tensor[] tensors, int key) -> Tensor[]", tags=(torch.Tag.nondeterministic_seeded,))
+torch.library.define(_BACKWARD, "(Tensor[] tensors, Tensor token, Tensor?[] gradients, int key) -> Tensor[]")
+_forward = torch.ops.actsolve.region.default
+_backward = torch.ops.actsolve.region_backward.default
+
+
+def _run(tensors: Sequence[torch.Tensor], key: int) -> list[torch.Tensor]:
+    return CALLS[key].run(tensors)
+
+
+def _differentiate(
+    tensors: Sequence[torch.Tensor], token: torch.Tensor, gradients: Sequence[torch.Tensor | None], key: int
+) -> list[torch.Tensor]:
+    return CALLS[key].differentiate(tensors, token, gradients)
+
+
+# Not registered as kernels: below torch's dispatcher autograd would record nothing of what they run.
+_RUNS: dict[Any, Callable[..., Any]] = {_forward: _run, _backward: _differentiate}
+
+
+def called(target: Any) -> Callable[..., Any]:
+    """Return what to call for the target of a traced call: of a region its Python, else the target."""
+    function: Callable[..., Any] = _RUNS.get(target, target)
+    return function
+
+
+def _fake_gradients(tensors: Any, token: Any, gradients: Any, key: int) -> Any:
+    call = CALLS[key]
+    return [
+        torch.empty_strided(t.shape, call.strides[i], dtype=t.dtype, device=t.device)
+        for i, (t, need) in enumerate(zip(tensors, call.needed, strict=True))
+        if need
+    ]
+
+
+torch.library.register_fake(_BACKWARD, _fake_gradients)
+
+
+def call_of(node: Node) -> RegionCall | None:
+    """Return which call of a region ``node`` is, or is the backward of; None if it is neither."""
+    if node.target not in _RUNS:
+        return None
+    key = node.args[-1]
+    assert isinstance(key, int)
+    return CALLS[key]
+
+
+def taken_by(node: Node) -> Taken | None:
+    """Return what the region ``node`` takes; None if it is none."""
+    call = call_of(node)
+    return None if call is None else call.forward if node.target is _forward else call.backward
+
+
+class _InEager(torch.autograd.Function):
+    """A call in a trace, or in the run for real before it."""
+
+    @staticmethod
+    def forward(ctx: Any, call: RegionCall, run: Callable[..., list[torch.Tensor]], *tensors: torch.Tensor) -> Any:
+        outputs = run(list(tensors))
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, outputs[-1])
+        ctx.mark_non_differentiable(*(o for o, d in zip(outputs, (*call.differentiable, False), strict=True) if not d))
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        *tensors, token = ctx.saved_tensors
+        found = iter(_backward(tensors, token, list(gradients[:-1]), ctx.call.key))
+        return (None, None, *(next(found) if need else None for need in ctx.call.needed))
+
+
+class Regions:
+    """The regions of a step, and what stands for them while it is traced.
+
+    Attributes:
+        calls: Their calls in the forward, in order.
+    """
+
+    def __init__(self, model: torch.nn.Module, paths: Iterable[str]) -> None:
+        self._modules = {path: model.get_submodule(path) for path in paths}
+        self.calls: list[RegionCall] = []
+        self._next = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._modules)
+
+    @contextlib.contextmanager
+    def standing_in(self, note: Callable[[Asked], None] | None) -> Iterator[None]:
+        """Within this context a call of a region's module is one op of the trace.
+
+        Args:
+            note: If given, it runs for real and is learned of, and this is told what it returned.
+        """
+        self._next = 0
+        if note is not None:
+            self.calls.clear()
+        before = {path: module.__dict__.get("forward") for path, module in self._modules.items()}
+        for path, module in self._modules.items():
+            module.__dict__["forward"] = functools.partial(self._call, note, path, module, module.forward)
+        try:
+            yield
+        finally:
+            for path, module in self._modules.items():
+                del module.__dict__["forward"]
+                if before[path] is not None:
+                    module.__dict__["forward"] = before[path]
+
+    def _call(
+        self,
+        note: Callable[[Asked], None] | None,
+        path: str,
+        module: torch.nn.Module,
+        function: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        state = [container[key] for container, key in state_places(module)]
+        call, tensors = region_call(path, module, function, state, args, kwargs)
+        if note is not None:
+            self.calls.append(call)
+            run: Callable[..., list[torch.Tensor]] = functools.partial(_learned, call, note)
+        else:
+            call = self._same_call(call)
+            run = functools.partial(_forward, key=call.key)
+        return call.restored(_InEager.apply(call, run, *tensors)[:-1])  # type: ignore[no-untyped-call]
+
+    def _same_call(self, call: RegionCall) -> RegionCall:
+        """Return what was learned of ``call``, which a trace has come to."""
+        known = self.calls[self._next] if self._next < len(self.calls) else None
+        self._next += 1
+        if known is None or known.path != call.path or known.needed != call.needed or known.structure.key != call.structure.key:
+            raise CaptureError(
+                f"{call.path}, which is left in eager, is called otherwise in the trace than when the forward runs",
+                why="a trace can go past it only where it takes the same way",
+                try_='on_error="original" to train the model as it is',
+            )
+        return known
+
+
+def _learned(call: RegionCall, note: Callable[[Asked], None], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    with real_tensors():
+        results = call.learn(tensors)
+    note(Asked.of(_forward, (tensors, call.key), results))
+    return results
