@@ -12,8 +12,10 @@ import torch
 from torch import fx
 from torch.fx import Node
 
+from actsolve.capture.eager_regions import call_of
 from actsolve.capture.joint import Joint
 from actsolve.capture.provenance import Origin
+from actsolve.capture.region_call import CALLS
 from actsolve.capture.torch_internals import annotation
 from actsolve.errors import CaptureError
 
@@ -26,6 +28,7 @@ def share_casts(joint: Joint) -> None:
     Raises:
         CaptureError: the gradients of its uses cannot be told apart well enough to add them in eager's order.
     """
+    _refuse_casts_of_regions(joint)
     found: dict[Node, list[Node]] = {}
     for cast in joint.module.graph.find_nodes(op="call_function", target=aten._to_copy.default):
         source = cast.args[0]
@@ -42,6 +45,21 @@ def share_casts(joint: Joint) -> None:
                 for cast in others:
                     cast.replace_all_uses_with(first)
                     joint.module.graph.erase_node(cast)
+
+
+def _refuse_casts_of_regions(joint: Joint) -> None:
+    """Raise if a weight is used in a region that is left in eager, and elsewhere: eager has one cast for both."""
+    uses: dict[int, list[Node]] = {}
+    for node in joint.module.graph.nodes:
+        if (call := call_of(node)) is not None:
+            uses.setdefault(call.key, []).append(node)
+    for key, nodes in uses.items():
+        call = CALLS[key]
+        if not call.keeps_casts or not any(enabled for _, enabled, _ in call.autocast):
+            continue
+        for weight in nodes[0].args[0][: call.n_state]:  # type: ignore[index,union-attr]
+            if weight in joint.leaves and not set(nodes).issuperset(weight.users):  # type: ignore[union-attr]
+                raise _unknown_order(joint, weight)  # type: ignore[arg-type]
 
 
 def _region(cast: Node) -> int | None:

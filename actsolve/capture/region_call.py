@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from actsolve.capture.flops import overload_flops
 from actsolve.capture.generators import own_generators
 from actsolve.capture.randomness import put_python_states, python_states
 from actsolve.capture.state import TracedState
@@ -38,7 +39,7 @@ class Taken:
     Attributes:
         seconds: Of a run.
         peak_bytes: The most that it has allocated at once, its results included.
-        flops: As torch's own counter has it.
+        flops: Of all kernels that are known, as those of other ops (`actsolve.capture.flops`).
     """
 
     seconds: float = 0.0
@@ -59,6 +60,7 @@ class RegionCall:
         n_state: How many of the flat tensors are the module's own; they come first.
         needed: Which of the flat tensors require a gradient.
         autocast: Kind of device, whether it is on, and the dtype.
+        keeps_casts: Whether autocast casts a weight once for all its uses.
         differentiable: Which outputs require a gradient.
         output: The structure of what it returns, and its leaves that are no tensors, by position.
         strides: Of the gradients that its backward returns, by the position of the tensor.
@@ -75,6 +77,7 @@ class RegionCall:
     n_state: int
     needed: tuple[bool, ...]
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    keeps_casts: bool
     differentiable: tuple[bool, ...] = ()
     output: tuple[Structure, dict[int, Any]] | None = None
     strides: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -88,7 +91,8 @@ class RegionCall:
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return its outputs, and a token: the states that the generators had."""
         token = _token()
-        with _nothing_saved(), self._placed(tensors) as leaves:
+        # Casts that autocast keeps would stay until the caller's region ends; only gradients depend on that.
+        with _nothing_saved(), self._placed(tensors, keeps_casts=False) as leaves:
             outputs = self._outputs(leaves)
             return [*_own(outputs, tensors), token]
 
@@ -96,7 +100,7 @@ class RegionCall:
         self, tensors: Sequence[torch.Tensor], token: torch.Tensor, gradients: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor]:
         """Return the gradients of the tensors that need one; `is_undefined` is true of those that autograd does not define."""
-        with _generators_at(token), self._placed(tensors) as leaves:
+        with _generators_at(token), self._placed(tensors, keeps_casts=self.keeps_casts) as leaves:
             outputs = self._outputs(leaves)
             pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None and o.requires_grad]
             wanted = [leaf for leaf in leaves if leaf.requires_grad]
@@ -118,7 +122,7 @@ class RegionCall:
         return made.zero_()
 
     @contextlib.contextmanager
-    def _placed(self, tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    def _placed(self, tensors: Sequence[torch.Tensor], *, keeps_casts: bool) -> Iterator[list[torch.Tensor]]:
         """Yield leaves that stand for ``tensors``, those of the module in their places, in the modes of the call."""
         leaves = [t.detach().requires_grad_(need) for t, need in zip(tensors, self.needed, strict=True)]
         versions = list(map(n_mutations, leaves))
@@ -126,16 +130,19 @@ class RegionCall:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
             for kind, enabled, dtype in self.autocast:
-                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=keeps_casts))
             stack.enter_context(state.replaced(tuple(leaves[: self.n_state])))
             yield leaves
             changed = [w.attribute for w in state.writes()] + [s.name for s in state.settings]
         if changed or versions != list(map(n_mutations, leaves)):
-            raise CaptureError(
-                f"{self.path}, which is left in eager, changes {changed[0] if changed else 'one of its tensors in place'}",
-                why="its backward runs it again, which would change it twice",
-                try_=_ANOTHER,
-            )
+            raise self._changes(changed[0] if changed else "one of its tensors in place")
+
+    def _changes(self, what: str) -> CaptureError:
+        return CaptureError(
+            f"{self.path}, which is left in eager, changes {what}",
+            why="its backward runs it again, which would change it twice",
+            try_=_ANOTHER,
+        )
 
     def _outputs(self, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
         inputs = [i.value if isinstance(i, _Constant) else leaves[i] for i in self.inputs]
@@ -165,33 +172,34 @@ class RegionCall:
             return self._learn(tensors)
 
     def _learn(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        with self._placed(tensors) as leaves, _generators_at(_token()):
-            outputs = self._outputs(leaves)
+        with self._placed(tensors, keeps_casts=False) as leaves, _generators_at(_token()):
+            inputs = [leaf.clone() for leaf in leaves[self.n_state :]]  # no leaves: autograd lets nobody write to these
+            outputs = self._outputs([*leaves[: self.n_state], *inputs])
+            if any(map(n_mutations, inputs)):
+                raise self._changes("one of its inputs in place")
             self.differentiable = tuple(o.requires_grad for o in outputs)
             self._refuse_hidden(outputs, leaves)
-            del outputs, leaves
+            del outputs, leaves, inputs
         results = self.run(tensors)
         *outputs, token = results
         ones = [torch.ones_like(o) if d else None for o, d in zip(outputs, self.differentiable, strict=True)]
-        again: list[torch.Tensor] = []
 
-        def forward() -> None:
+        def forward() -> list[torch.Tensor]:
             with _generators_at(token):
-                again[:] = self.run(tensors)
+                return self.run(tensors)
 
         def backward() -> list[torch.Tensor]:
             return self.differentiate(tensors, token, ones)
 
-        self.forward = _taken(forward, outputs[0].device)
-        if any(not _same_bits(a, b) for a, b in zip(outputs, again[:-1], strict=True)):
+        if any(not _same_bits(a, b) for a, b in zip(outputs, forward()[:-1], strict=True)):
             raise CaptureError(
                 f"{self.path}, which is left in eager, returns something else when it runs a second time",
                 why="its backward runs it again; does it count its calls, or draw from a generator of its own?",
                 try_='on_error="original" to train the model as it is',
             )
-        again.clear()
         positions = [i for i, need in enumerate(self.needed) if need]
         self.strides = {p: g.stride() for p, g in zip(positions, backward(), strict=True)}
+        self.forward = _taken(forward, outputs[0].device)
         self.backward = _taken(backward, outputs[0].device)
         return results
 
@@ -247,7 +255,8 @@ def region_call(
     kinds = dict.fromkeys(["cpu", *(t.device.type for t in tensors)])
     autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
     needed = tuple(t.requires_grad for t in tensors)
-    return RegionCall(path, module, function, structure, tuple(inputs), len(state), needed, autocast), tensors
+    keeps = torch.is_autocast_cache_enabled()
+    return RegionCall(path, module, function, structure, tuple(inputs), len(state), needed, autocast, keeps), tensors
 
 
 def is_undefined(gradient: Any) -> bool:
@@ -275,10 +284,21 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _taken(run: Callable[[], Any], device: torch.device) -> Taken:
     """Return what ``run`` takes: the quicker of two runs, the memory and the FLOPs of a third."""
     seconds = min(_seconds(run, device) for _ in range(2))
-    counter = FlopCounterMode(display=False)
+    counter = _Counter()
     with counter:
         measured = measure_peak(run, device)
-    return Taken(seconds, measured.peak_bytes, counter.get_total_flops())
+    return Taken(seconds, measured.peak_bytes, counter.flops)
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the FLOPs of what runs. Torch's own counter hooks into autograd, which takes no leaf of ``torch.autograd.grad``."""
+
+    flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.flops += overload_flops(func, args, kwargs or {}, result) or 0
+        return result
 
 
 def _seconds(run: Callable[[], Any], device: torch.device) -> float:

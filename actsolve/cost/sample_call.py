@@ -209,13 +209,17 @@ def _fills(target: torch._ops.OpOverload, named: dict[str, Any]) -> dict[str, Fi
 
 
 def _fills_of_indices(source: torch.Tensor, indices: list[torch.Tensor | None]) -> list[Fill | None]:
-    """Each index tensor runs over the dimension that it stands at; a mask takes as many as it has dimensions."""
-    fills: list[Fill | None] = []
+    """Each index tensor runs over the dimension that it stands at; a mask takes as many as it has dimensions.
+
+    Those that share a storage, as the parts of what `torch.where` finds do, have the same content: right for the least dimension.
+    """
+    bounds: dict[int, int] = {}
     dim = 0
     for index in indices:
-        fills.append(None if index is None else _below(source.shape[dim]))
+        if index is not None:
+            bounds[storage_key(index)] = min(bounds.get(storage_key(index), source.shape[dim]), source.shape[dim])
         dim += index.dim() if index is not None and index.dtype == torch.bool else 1
-    return fills
+    return [None if index is None else _below(bounds[storage_key(index)]) for index in indices]
 
 
 def _find_pool_positions(target: torch._ops.OpOverload, real: dict[str, Any]) -> None:
