@@ -284,7 +284,7 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _taken(run: Callable[[], Any], device: torch.device) -> Taken:
     """Return what ``run`` takes: the quicker of two runs, the memory and the FLOPs of a third."""
     seconds = min(_seconds(run, device) for _ in range(2))
-    counter = _Counter()
+    counter = _Counter()  # type: ignore[no-untyped-call]
     with counter:
         measured = measure_peak(run, device)
     return Taken(seconds, measured.peak_bytes, counter.flops)
