@@ -13,8 +13,8 @@ import functools
 import sys
 import threading
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,13 @@ from actsolve.errors import ActsolveError, ForwardError, UsageError
 from actsolve.report.plan_text import plan_text
 from actsolve.signature import signature
 from actsolve.training_step import TrainingStep
-from actsolve.ways import MANY_WAYS, Ways, asking
+from actsolve.ways import FEW_WAYS, MANY_WAYS, Ways, asking
 
 _RUNTIME = "_actsolve_runtime"
 _MANY_PLANS = 16
 _PLANNING = threading.RLock()  # a trace hooks into all modules, also those that another thread calls
 _OTHER_DATA = "Python depends on what their tensors hold, and takes another way than it was planned for"
+_ANOTHER_WAY = "the forward's Python depends on data, and takes another way than the {} planned for"
 _OTHER_SIGNATURE = "their shapes, dtypes, structure or the module's modes differ from those it was planned for"
 
 PlanStep = Callable[[TrainingStep, frozenset[str] | None], CompiledStep | None]
@@ -96,33 +97,38 @@ class Runtime:
 
     def _another_way(self, args: Any, kwargs: Any) -> CompiledStep | None:
         ways, _ = self.ways_for(self.state(), args, kwargs)
+        asked = asking(ways.steps)
+        many = MANY_WAYS if not any(asked.values()) else FEW_WAYS
+        if len(ways.steps) >= many and not ways.ended:
+            past = self._past_what_asks(ways, args, kwargs, asked)
+            if past is not None:
+                ways.steps[:] = [past]
+                return past
         if len(ways.steps) >= MANY_WAYS:
-            return self._past_what_asks(ways, args, kwargs)
+            _warn(f"actsolve: {_ANOTHER_WAY.format(MANY_WAYS)}: here the original runs, and the budget is not held")
+            return None
         step: CompiledStep | None = self._or_none(lambda: self._plan_new(args, kwargs, _OTHER_DATA))
         if step is not None:
             ways.steps.insert(0, step)
         return step
 
-    def _past_what_asks(self, ways: Ways, args: Any, kwargs: Any) -> CompiledStep | None:
-        """Return a step that leaves in eager what takes another way each time; None if the original is to run."""
-        eager = None if ways.ended else left_besides(self.original, self.eager, asking(ways.steps))
-        told = f"the forward's Python depends on data, and takes another way than the {MANY_WAYS} planned for"
-        if eager is not None:
-            try:
-                step = self.plan_step(TrainingStep(self.original, args, kwargs, self.loss_fn, eager), None)
-            except ForwardError:
-                raise
-            except ActsolveError as error:
-                told += f". It cannot be planned past {', '.join(eager)} either.\n{error}\n"
-            else:
-                assert step is not None
-                _warn(f"actsolve: {told}: from here on {', '.join(step.eager)} run as they are, and the rest is planned")
-                self.eager = step.eager
-                ways.steps[:] = [step]
-                return step
-        ways.ended = True
-        _warn(f"actsolve: {told}: here the original runs, and the budget is not held")
-        return None
+    def _past_what_asks(self, ways: Ways, args: Any, kwargs: Any, asked: Iterable[str]) -> CompiledStep | None:
+        """Return a step that leaves in eager the modules where ways part; None if there is none, and never will be."""
+        eager = left_besides(self.original, self.eager, asked) if self.on_new_inputs == "plan" else None
+        try:
+            step = None if eager is None else self.plan_step(replace(self._step(args, kwargs), eager=eager), None)
+        except ForwardError:
+            raise
+        except ActsolveError as error:
+            _warn(f"actsolve: {', '.join(eager or ())} cannot be left in eager.\n{error}")
+            step = None
+        if step is None:
+            ways.ended = True
+            return None
+        self.eager = step.eager
+        told = _ANOTHER_WAY.format(len(ways.steps))
+        _warn(f"actsolve: {told}: from here on {', '.join(self.eager)} run as they are, and the rest is planned")
+        return step
 
     def _key(self, places: list[Place], leaves: list[Any], structure: Structure) -> Any:
         return signature(self.original, places, leaves, structure, self.loss_fn, offsets=self.offsets)

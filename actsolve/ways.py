@@ -19,7 +19,8 @@ from actsolve.compiled import CompiledStep
 from actsolve.errors import UsageError
 from actsolve.runtime.answered import AnswerChanged, same
 
-MANY_WAYS = 8  # after so many, what asks is left in eager
+MANY_WAYS = 8  # after so many, no more are planned for
+FEW_WAYS = 3  # after so many, what asks for numbers or sizes, which seldom come twice, is left in eager
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Ways:
 
     Attributes:
         steps: The latest first; none where the original is to run.
-        ended: Whether no more are made.
+        ended: Whether nothing can be left in eager instead.
     """
 
     steps: list[CompiledStep] = field(default_factory=list)
@@ -82,15 +83,16 @@ class Ways:
             self.steps[:] = [step, *(s for s in self.steps if s is not step)]
 
 
-def asking(steps: Sequence[CompiledStep]) -> tuple[str, ...]:
-    """Return the paths of the modules whose questions are answered otherwise in one of ``steps`` than in another."""
-    found: dict[str, None] = {}
+def asking(steps: Sequence[CompiledStep]) -> dict[str, bool]:
+    """Return the paths of the modules at whose questions ways part; for each whether it asks for more than yes or no."""
+    found: dict[str, bool] = {}
     for one, other in combinations(steps, 2):
         pairs = enumerate(zip(one.answers, other.answers, strict=False))
         position = next((i for i, (a, b) in pairs if not same(a, b)), None)
         if position is not None:
-            found[one.captured.joint.asked_by(position)] = None
-    return tuple(found)
+            path = one.captured.joint.asked_by(position)
+            found[path] = found.get(path, False) or not isinstance(one.answers[position], bool)
+    return found
 
 
 def _begins_with(answers: tuple[Answer, ...], known: tuple[Answer, ...]) -> bool:

@@ -230,8 +230,7 @@ def test_what_no_trace_can_follow(middle: Any) -> None:
     assert "Left in eager: middle." in module.report()  # type: ignore[operator]
 
 
-def test_what_takes_another_way_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actsolve.module, "MANY_WAYS", 2)
+def test_what_takes_another_way_each_time() -> None:
     model, twin = pair()
     module = optimized(model)
     with pytest.warns(UserWarning, match="from here on middle run as they are"):

@@ -191,16 +191,19 @@ class RegionCall:
         def backward() -> list[torch.Tensor]:
             return self.differentiate(tensors, token, ones)
 
-        if any(not _same_bits(a, b) for a, b in zip(outputs, forward()[:-1], strict=True)):
+        forward_s, again = _timed(forward, outputs[0].device)
+        if any(not _same_bits(a, b) for a, b in zip(outputs, again[:-1], strict=True)):
             raise CaptureError(
                 f"{self.path}, which is left in eager, returns something else when it runs a second time",
                 why="its backward runs it again; does it count its calls, or draw from a generator of its own?",
                 try_='on_error="original" to train the model as it is',
             )
+        del again
         positions = [i for i, need in enumerate(self.needed) if need]
         self.strides = {p: g.stride() for p, g in zip(positions, backward(), strict=True)}
-        self.forward = _taken(forward, outputs[0].device)
-        self.backward = _taken(backward, outputs[0].device)
+        backward_s, _ = _timed(backward, outputs[0].device)
+        self.forward = _taken(forward, outputs[0].device, forward_s)
+        self.backward = _taken(backward, outputs[0].device, backward_s)
         return results
 
     def _refuse_hidden(self, outputs: list[torch.Tensor], leaves: list[torch.Tensor]) -> None:
@@ -281,13 +284,23 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num()))
 
 
-def _taken(run: Callable[[], Any], device: torch.device) -> Taken:
-    """Return what ``run`` takes: the quicker of two runs, the memory and the FLOPs of a third."""
-    seconds = min(_seconds(run, device) for _ in range(2))
+def _taken(run: Callable[[], Any], device: torch.device, seconds: float) -> Taken:
+    """Return what ``run`` takes, whose time is known: memory and FLOPs of one more run."""
     counter = _Counter()  # type: ignore[no-untyped-call]
     with counter:
         measured = measure_peak(run, device)
     return Taken(seconds, measured.peak_bytes, counter.flops)
+
+
+def _timed(run: Callable[[], list[torch.Tensor]], device: torch.device) -> tuple[float, list[torch.Tensor]]:
+    """Return the seconds that ``run`` takes, which ran before, and its result."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    result = run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start, result
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
