@@ -274,7 +274,8 @@ def _outputs_and_updates(
 
 def signature(node: Node) -> str:
     """Return a text that is equal for calls that cost the same: kernel, shapes, strides, dtypes, devices and constants."""
-    if (call := call_of(node)) is not None:
-        return f"{node.target} of {call.path}, {call.key}"
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
-    return describe_call(node.target, args, kwargs)
+    if (call := call_of(node)) is None:
+        return describe_call(node.target, args, kwargs)
+    kind = type(call.module)
+    return f"{call.path}: {kind.__module__}.{kind.__qualname__}: {describe_call(node.target, args[:-1], kwargs)}"

@@ -67,24 +67,28 @@ def measure_costs(
     for device in devices:
         require_device(device)
     cache = cache or MeasuredCache(environment(main))
-    in_eager = _of_regions(graph, nodes)
+    known = cache.read()
+    in_eager = _of_regions(graph, nodes, known)
     calls = zip(graph.ops, nodes, strict=True)
     wanted = {op.signature: node for op, node in calls if node is not None and op.signature not in in_eager}
-    known = cache.read()
     with undisturbed(devices):
         todo = {s: node for s, node in wanted.items() if s not in known}
         found, failed = _measure_all(todo, cache, progress)
         extras = _measure_extras({*devices, main}, known, cache)
+    cache.add({s: figures for s, figures in in_eager.items() if figures != known.get(s)})
     return _costs(graph, nodes, {**known, **found, **extras, **in_eager}, failed, main)
 
 
-def _of_regions(graph: Graph, nodes: Sequence[Node | None]) -> dict[str, Measured]:
-    """Return the figures of what is left in eager, which were measured before, on the step's own inputs."""
-    found = {}
+def _of_regions(graph: Graph, nodes: Sequence[Node | None], known: Mapping[str, Measured]) -> dict[str, Measured]:
+    """Return the figures of what is left in eager, measured on the step's own inputs; its time as it was known, if at all."""
+    found: dict[str, Measured] = {}
     for op, node in zip(graph.ops, nodes, strict=True):
         if node is not None and (taken := taken_by(node)) is not None:
             workspace_bytes = max(0, taken.peak_bytes - _fresh_bytes(node))
-            found[op.signature] = Measured(seconds=taken.seconds, workspace_bytes=workspace_bytes)
+            before = found.get(op.signature, known.get(op.signature))
+            seconds = taken.seconds if before is None else before.seconds
+            most_bytes = max(workspace_bytes, found[op.signature].workspace_bytes if op.signature in found else 0)
+            found[op.signature] = Measured(seconds=seconds, workspace_bytes=most_bytes)
     return found
 
 
