@@ -17,10 +17,10 @@ import torch
 from actsolve.capture.answers import Answer
 from actsolve.capture.captured import Captured
 from actsolve.capture.generators import own_generators
-from actsolve.capture.region_call import is_undefined
+from actsolve.capture.region_call import UNDEFINED
 from actsolve.capture.replay import is_random
 from actsolve.capture.state import Place
-from actsolve.capture.tangents import computed_from
+from actsolve.capture.tangents import computed_from, undefined_gradients
 from actsolve.capture.to_graph import is_backward
 from actsolve.capture.torch_engine import forget_running
 from actsolve.capture.torch_internals import compile_joint, in_recomputation
@@ -75,6 +75,7 @@ class Backward:
     engine: CopyEngine[Any] | None = None
     seen: set[str] = field(default_factory=set)
     _forms: dict[tuple[frozenset[str], bool], Boxed] = field(default_factory=dict)
+    _undefined: dict[Any, frozenset[int]] = field(default_factory=dict)
     _inner: list[_Inner] = field(default_factory=list)
 
     def __call__(self, args: list[Any]) -> Any:
@@ -90,12 +91,20 @@ class Backward:
         if form not in self._forms:
             self._forms[form] = boxed_function(self._lowered(*form), "backward")
         try:
+            UNDEFINED.found.clear()
             gradients = self._forms[form](args)
-            if self.captured.joint.regions:
-                gradients = [None if is_undefined(g) else g for g in gradients]
-            return gradients
+            missing = self._missing(form[0]) if any(UNDEFINED.found.values()) else ()
+            return [None if i in missing else g for i, g in enumerate(gradients)] if missing else gradients
         finally:
             forget_running()
+
+    def _missing(self, given: frozenset[str]) -> frozenset[int]:
+        """Return which inputs get no gradient in the backward that has run, for what is left in eager has made none."""
+        key = (given, frozenset(UNDEFINED.found.items()))
+        if key not in self._undefined:
+            joint = self.captured.joint if given == self.captured.tangents else self.captured.starting_from(given).joint
+            self._undefined[key] = undefined_gradients(joint, UNDEFINED.found)
+        return self._undefined[key]
 
     def watch(self, outputs: list[Any]) -> None:
         """Note the outputs of a forward that others are computed from."""

@@ -53,7 +53,9 @@ class TrainingStep:
                 given = getattr(self, name)
                 kind = f"that of a class, {given.__name__}" if isinstance(given, type) else type(given).__name__
                 raise UsageError(f"cannot use this {name}", why=f"its type is {kind}", try_=try_)
-        paths = [path for path, _ in self.model.named_modules()][1:]
+        modules = self.model.named_modules(remove_duplicate=False)
+        called = {path for path, module in modules if type(module).forward is not torch.nn.Module.forward}
+        paths = sorted(called - {""})
         if not isinstance(self.eager, tuple) or any(path not in paths for path in self.eager):
-            why = "it is not a tuple of paths of submodules"
+            why = "it is not a list of paths of submodules that are called"
             raise UsageError(f"cannot use eager={self.eager!r}", why=why, try_=f"some of {', '.join(paths[:3])}, ...")

@@ -330,7 +330,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 @pytest.mark.parametrize(
     ("run", "match"),
     [
-        (counts, "changes calls"),
+        (counts, "changes an attribute of middle"),
         (writes, "which is left in eager, changes"),
         (hides, "uses a tensor of shape .* that is not its own"),
         (edits, "which is left in eager, changes"),

@@ -69,6 +69,8 @@ def answer_of(kernel: Any, args: Sequence[Any], result: Any) -> Answer:
     """Return the answer that ``kernel(*args)``, which `asks`, gives where its result is ``result``."""
     if _name(kernel) in _THROUGH_MASKS:
         return tuple(int(mask.count_nonzero()) for mask in masks_of(args))
+    if _name(kernel) == REGION:
+        return result.answer  # type: ignore[no-any-return]
     tensors = tensors_in(result)
     answer: Answer = tuple(tuple(map(int, t.shape)) for t in tensors) if tensors else result
     return answer
@@ -95,7 +97,8 @@ class Asked:
     @staticmethod
     def of(kernel: Any, args: Sequence[Any], result: Any) -> Asked:
         """Return what was asked where ``kernel(*args)`` gave ``result``."""
-        layouts = tuple((tuple(t.shape), t.stride(), t.dtype, t.device) for t in tensors_in(result))
+        tensors = tensors_in(list(result) if isinstance(result, list) else result)
+        layouts = tuple((tuple(t.shape), t.stride(), t.dtype, t.device) for t in tensors)
         answer = answer_of(kernel, args, result)
         return Asked(_name(kernel), _subject(args), answer, layouts, isinstance(result, torch.Tensor))
 

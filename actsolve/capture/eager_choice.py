@@ -31,7 +31,7 @@ def left_in_eager(model: torch.nn.Module, eager: tuple[str, ...], module: str | 
         module: Path of the one that failed; None if what is left in eager is to be wider.
     """
     if module is None or any(_is_inside(module, path) for path in eager):
-        wider = [_around(path) for path in eager if module is None or _is_inside(module, path)]
+        wider = [_around(model, path) for path in eager if module is None or _is_inside(module, path)]
         wider += [path for path in eager if module is not None and not _is_inside(module, path)]
     else:
         wider = [*eager, module]
@@ -57,8 +57,17 @@ def outermost(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(path for path in unique if not any(path != other and _is_inside(path, other) for other in unique))
 
 
-def _around(path: str) -> str:
-    return path.rpartition(".")[0]
+def _around(model: torch.nn.Module, path: str) -> str:
+    """Return the path of the module around one: of those that are called, which a list of modules is not."""
+    around = path.rpartition(".")[0]
+    while around and not is_called(model.get_submodule(around)):
+        around = around.rpartition(".")[0]
+    return around
+
+
+def is_called(module: torch.nn.Module) -> bool:
+    """Whether ``module`` has a forward."""
+    return type(module).forward is not torch.nn.Module.forward
 
 
 def _is_inside(path: str, other: str) -> bool:

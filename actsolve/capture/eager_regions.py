@@ -15,8 +15,10 @@ import torch
 from torch.fx import Node
 
 from actsolve.capture.answers import REGION, Asked
-from actsolve.capture.region_call import CALLS, RegionCall, Taken, region_call
-from actsolve.capture.state import state_places
+from actsolve.capture.eager_choice import outermost
+from actsolve.capture.region_call import ANOTHER_REGION, CALLS, RegionCall, Taken, region_call
+from actsolve.capture.region_learning import learn
+from actsolve.capture.state import state_names, state_places
 from actsolve.capture.torch_internals import real_tensors
 from actsolve.errors import CaptureError
 
@@ -51,7 +53,7 @@ def called(target: Any) -> Callable[..., Any]:
 def _fake_gradients(tensors: Any, token: Any, gradients: Any, key: int) -> Any:
     call = CALLS[key]
     return [
-        torch.empty_strided(t.shape, call.strides[i], dtype=t.dtype, device=t.device)
+        torch.empty_strided(t.shape, call.known.strides[i], dtype=t.dtype, device=t.device)
         for i, (t, need) in enumerate(zip(tensors, call.needed, strict=True))
         if need
     ]
@@ -72,7 +74,29 @@ def call_of(node: Node) -> RegionCall | None:
 def taken_by(node: Node) -> Taken | None:
     """Return what the region ``node`` takes; None if it is none."""
     call = call_of(node)
-    return None if call is None else call.forward if node.target is _forward else call.backward
+    return None if call is None else call.known.forward if node.target is _forward else call.known.backward
+
+
+def refuse_sums(module: torch.fx.GraphModule) -> None:
+    """Raise if a region adds up what eager adds to a sum that is there, one by one.
+
+    Where a tensor is read in the region more than once, and later outside of it, the gradient from outside comes first.
+    """
+    for node in module.graph.find_nodes(op="call_function", target=_backward):
+        call = call_of(node)
+        assert call is not None
+        positions = [i for i, need in enumerate(call.needed) if need]
+        for item in node.users:
+            summed = any(user.target is torch.ops.aten.add.Tensor and user.args[1] is item for user in item.users)
+            position = positions[item.args[1]]
+            if summed and call.known.uses.get(position, 0) > 1:
+                tensor = node.args[0][position]
+                raise CaptureError(
+                    f"cannot add the gradients of {tensor} bitwise as eager does",
+                    where=call.path,
+                    why="it is read more than once in what is left in eager, and later outside of it: eager adds each to the sum",
+                    try_=ANOTHER_REGION,
+                )
 
 
 class _InEager(torch.autograd.Function):
@@ -84,7 +108,8 @@ class _InEager(torch.autograd.Function):
         ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, outputs[-1])
-        ctx.mark_non_differentiable(*(o for o, d in zip(outputs, (*call.differentiable, False), strict=True) if not d))
+        differentiable = (*call.known.differentiable, False)
+        ctx.mark_non_differentiable(*(o for o, d in zip(outputs, differentiable, strict=True) if not d))
         return tuple(outputs)
 
     @staticmethod
@@ -102,7 +127,9 @@ class Regions:
     """
 
     def __init__(self, model: torch.nn.Module, paths: Iterable[str]) -> None:
-        self._modules = {path: model.get_submodule(path) for path in paths}
+        self._model = model
+        self._modules = {path: model.get_submodule(path) for path in outermost(paths)}
+        self._tensors = {path: state_names(module) for path, module in self._modules.items()}
         self.calls: list[RegionCall] = []
         self._next = 0
 
@@ -139,15 +166,28 @@ class Regions:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
+        if state_names(module) != self._tensors[path]:
+            raise CaptureError(
+                f"a tensor is put into {path}, which is left in eager, before it is called",
+                why="only what is around it is planned: nobody would put it there again",
+                try_="pass it as an input, or leave a module around both in eager",
+            )
         state = [container[key] for container, key in state_places(module)]
         call, tensors = region_call(path, module, function, state, args, kwargs)
         if note is not None:
             self.calls.append(call)
-            run: Callable[..., list[torch.Tensor]] = functools.partial(_learned, call, note)
+            run: Callable[..., list[torch.Tensor]] = functools.partial(self._learned, call, note)
         else:
             call = self._same_call(call)
             run = functools.partial(_forward, key=call.key)
-        return call.restored(_InEager.apply(call, run, *tensors)[:-1])  # type: ignore[no-untyped-call]
+        *outputs, _ = _InEager.apply(call, run, *tensors)  # type: ignore[no-untyped-call]
+        return call.known.restored(outputs)
+
+    def _learned(self, call: RegionCall, note: Callable[[Asked], None], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        with real_tensors():
+            returned = learn(call, tensors, self._model, (container[key] for container, key in state_places(self._model)))
+        note(Asked.of(_forward, (tensors, call.key), returned))
+        return returned
 
     def _same_call(self, call: RegionCall) -> RegionCall:
         """Return what was learned of ``call``, which a trace has come to."""
@@ -160,10 +200,3 @@ class Regions:
                 try_='on_error="original" to train the model as it is',
             )
         return known
-
-
-def _learned(call: RegionCall, note: Callable[[Asked], None], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    with real_tensors():
-        results = call.learn(tensors)
-    note(Asked.of(_forward, (tensors, call.key), results))
-    return results

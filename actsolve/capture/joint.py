@@ -13,7 +13,7 @@ import torch
 from actsolve.capture.answers import Answer, Answers, Asked, answer_at, note_answers, noted, questions
 from actsolve.capture.dropout import KERNELS
 from actsolve.capture.eager_choice import left_in_eager, module_that_raised
-from actsolve.capture.eager_regions import Regions, call_of
+from actsolve.capture.eager_regions import Regions, call_of, refuse_sums
 from actsolve.capture.hooks import refuse_hooks
 from actsolve.capture.layouts import corrected
 from actsolve.capture.output_layout import OutputLayout
@@ -303,7 +303,8 @@ def trace_joint(step: TrainingStep) -> Joint:
         try:
             return _trace_past(replace(step, eager=eager))
         except ForwardError as error:
-            raise first or error from None
+            told = first or error
+            raise told from told.__cause__
         except CaptureError as error:
             wider = left_in_eager(step.model, eager, error.module) if error.module or first is not None else None
             first = first or error
@@ -336,7 +337,7 @@ def _trace_past(step: TrainingStep) -> Joint:
     return joint
 
 
-_MOST_TRACES = 6
+_MOST_TRACES = 12
 _REAL_DATA = "real tensors as inputs, for Python reads data; a model whose backward does not read any"
 
 
@@ -390,6 +391,7 @@ def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
     note_answers(export.graph_module, None if flat.answers is None else flat.answers.given)
     _refuse_untrained_constants(export.graph_module)
     _refuse_sparse_results(export.graph_module)
+    refuse_sums(export.graph_module)
     names = tuple(state_names(step.model, leave_out))
     leaves = frozenset(i for i, t in enumerate(flat.tensors) if t.is_leaf and t.requires_grad)
     return Joint(export, export.graph_module, flat.layout, names, frozenset(), is_real, leaves, regions=tuple(flat.regions.calls))

@@ -15,6 +15,7 @@ import torch
 from torch.nn.modules import module as nn_module
 from torch.overrides import TorchFunctionMode
 
+from actsolve.capture.randomness import is_lifted
 from actsolve.capture.torch_internals import annotate
 from actsolve.errors import CaptureError
 
@@ -65,6 +66,8 @@ class _Recorder(TorchFunctionMode):
             self._running.pop()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_lifted():
+            return func(*args, **(kwargs or {}))
         source = _user_line(sys._getframe(1), self._entry)
         if func in _NOT_TRACED:
             raise CaptureError(

@@ -6,6 +6,7 @@ import contextlib
 import pickle
 import random
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,28 @@ from actsolve.errors import CaptureError
 
 _SEEDERS = ("manual_seed", "seed", "set_rng_state")
 _TORCH_ITSELF = str(Path(torch.__file__).parent / "_dynamo")  # sets the state back after a trace
+
+
+class _Lifted(threading.local):
+    now = False
+
+
+_LIFTED = _Lifted()
+
+
+@contextlib.contextmanager
+def as_if_not_traced() -> Iterator[None]:
+    """Within this context, in this thread, nothing is refused that only a trace would lose: what runs here runs at each step."""
+    before, _LIFTED.now = _LIFTED.now, True
+    try:
+        yield
+    finally:
+        _LIFTED.now = before
+
+
+def is_lifted() -> bool:
+    """Whether this is within `as_if_not_traced`."""
+    return _LIFTED.now
 
 
 @contextlib.contextmanager
@@ -56,7 +79,7 @@ def drawn_in_python(generator: str, which: str = "forward") -> CaptureError:
     return CaptureError(
         f"the {which} draws from {generator}",
         why="a planned step runs no Python: what was drawn in the trace would stay",
-        try_="torch's random functions on tensors, or draw outside and pass it as an input",
+        try_="torch's random functions on tensors, draw outside and pass it as an input, or eager=[...] with a submodule",
     )
 
 
@@ -76,7 +99,7 @@ class _RefuseDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _refusing(setter: Any) -> Any:
     def refuse(*args: Any) -> Any:
-        if sys._getframe(1).f_code.co_filename.startswith(_TORCH_ITSELF):
+        if _LIFTED.now or sys._getframe(1).f_code.co_filename.startswith(_TORCH_ITSELF):
             return setter(*args)
         raise CaptureError(
             f"the forward calls torch.{setter.__name__}",

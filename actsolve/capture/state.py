@@ -58,6 +58,16 @@ def state_places(module: torch.nn.Module, leave_out: frozenset[Write] = frozense
     return [*first.values(), *(place for i, place in others.items() if i not in first)]
 
 
+def every_place(module: torch.nn.Module) -> Iterator[Place]:
+    """Yield each place where a tensor of ``module`` is, also of one that is in several."""
+    for child in submodules(module):
+        for tensors in (child._parameters, child._buffers):
+            yield from ((tensors, name) for name, tensor in tensors.items() if tensor is not None)
+        for name, value in child.__dict__.items():
+            if name not in OWN and type(value) not in _OPAQUE:
+                yield from _places_in(child.__dict__, name, value)
+
+
 def submodules(module: torch.nn.Module) -> list[torch.nn.Module]:
     """Return ``module`` and all modules in it, each once, in the order of ``module.modules()``, which takes longer."""
     found: dict[int, torch.nn.Module] = {}
@@ -308,6 +318,21 @@ def _by_value(constant: Any) -> bool:
 def _expendable(child: torch.nn.Module, name: str) -> bool:
     """Whether an attribute is only a cache of torch's own."""
     return isinstance(child, torch.nn.RNNBase) and name.startswith("_flat_weight")
+
+
+@contextlib.contextmanager
+def caches_put_back(module: torch.nn.Module) -> Iterator[None]:
+    """After this context torch's own caches in ``module``, of tensors that it holds elsewhere too, are as they were."""
+    before = [
+        (child.__dict__, {name: value for name, value in child.__dict__.items() if _expendable(child, name)})
+        for child in submodules(module)
+        if isinstance(child, torch.nn.RNNBase)
+    ]
+    try:
+        yield
+    finally:
+        for attributes, caches in before:
+            attributes.update(caches)
 
 
 def _lost_change(path: str, name: str, why: str = "", which: str = "forward") -> CaptureError:

@@ -9,12 +9,15 @@ planned for the outputs that a gradient is expected for, and a backward for othe
 from __future__ import annotations
 
 import dataclasses
+import operator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx import Node
 
+from actsolve.capture.eager_regions import call_of
 from actsolve.capture.joint import Joint
 from actsolve.capture.structure import tensors_in
 from actsolve.capture.torch_internals import input_role, mutated_input, output_index, storage_key
@@ -106,6 +109,32 @@ def without(joint: Joint, undefined: frozenset[str]) -> Joint:
     return dataclasses.replace(joint, module=module, undefined=undefined)
 
 
+def undefined_gradients(joint: Joint, undefined: Mapping[int, frozenset[int]]) -> frozenset[int]:
+    """Return which inputs of a step get no gradient, by position: all that theirs would be made of is undefined.
+
+    Args:
+        joint: The step, as its backward starts.
+        undefined: Which gradients of the regions that are left in eager autograd has None for (`UNDEFINED`).
+    """
+    carry: set[Node] = set(joint.tangents)
+    missing: set[Node] = set()
+    for node in joint.module.graph.nodes:
+        gradients = [n for n in node.all_input_nodes if n in carry]
+        if node.op != "call_function" or not gradients:
+            continue
+        carry.add(node)
+        source = node.args[0]
+        if missing.issuperset(gradients):
+            missing.add(node)
+        elif node.target is operator.getitem and isinstance(source, Node) and (call := call_of(source)) is not None:
+            (_, number) = node.args
+            if [i for i, need in enumerate(call.needed) if need][number] in undefined.get(call.key, ()):
+                missing.add(node)
+    (output,) = joint.module.graph.find_nodes(op="output")
+    results = output.args[0][joint.n_forward_outputs :]
+    return frozenset(i for i, node in enumerate(results) if node in missing)
+
+
 def _replace_missing(node: Node, missing: set[Node], depends: set[Node]) -> None:
     """Give ``node``, some of whose gradients are missing, what autograd would compute with."""
     if node.target is aten.add.Tensor and not node.kwargs and len(node.args) == 2:
@@ -114,6 +143,10 @@ def _replace_missing(node: Node, missing: set[Node], depends: set[Node]) -> None
             node.replace_all_uses_with(other)
             _see_again(node, other, depends)
             return
+    if call_of(node) is not None:  # what is left in eager takes None
+        tensors, token, gradients, key = node.args
+        node.args = (tensors, token, [None if n in missing else n for n in gradients], key)  # type: ignore[union-attr]
+        return
     for gradient in [n for n in node.all_input_nodes if n in missing]:
         with node.graph.inserting_before(node):
             zeros = _zeros(node.graph, gradient)

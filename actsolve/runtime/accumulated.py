@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 
-from actsolve.capture.region_call import is_undefined
 from actsolve.capture.torch_engine import accumulates_into
 
 
@@ -23,7 +22,7 @@ def accumulated(index: int, gradient: torch.Tensor) -> torch.Tensor | None:
         gradient: Of this backward.
     """
     leaf = accumulates_into(index)
-    if leaf is None or leaf.grad is None or is_undefined(gradient) or not _alike(leaf.grad, gradient):
+    if leaf is None or leaf.grad is None or not _alike(leaf.grad, gradient):
         return gradient
     leaf.grad.add_(gradient)
     return None
