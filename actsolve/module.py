@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
-from actsolve.capture.eager_choice import left_besides
+from actsolve.capture.eager_choice import left_besides, left_in_eager
 from actsolve.capture.joint import call_step
 from actsolve.capture.state import Place, Write, state_places
 from actsolve.capture.structure import Structure, take_apart
 from actsolve.capture.torch_internals import being_traced, in_function_transform
 from actsolve.compiled import CompiledStep
-from actsolve.errors import ActsolveError, ForwardError, UsageError
+from actsolve.errors import ActsolveError, CaptureError, ForwardError, UsageError
 from actsolve.report.plan_text import plan_text
 from actsolve.signature import signature
 from actsolve.training_step import TrainingStep
@@ -115,13 +115,19 @@ class Runtime:
     def _past_what_asks(self, ways: Ways, args: Any, kwargs: Any, asked: Iterable[str]) -> CompiledStep | None:
         """Return a step that leaves in eager the modules where ways part; None if there is none, and never will be."""
         eager = left_besides(self.original, self.eager, asked) if self.on_new_inputs == "plan" else None
-        try:
-            step = None if eager is None else self.plan_step(replace(self._step(args, kwargs), eager=eager), None)
-        except ForwardError:
-            raise
-        except ActsolveError as error:
-            _warn(f"actsolve: {', '.join(eager or ())} cannot be left in eager.\n{error}")
-            step = None
+        step: CompiledStep | None = None
+        error: ActsolveError | None = None
+        while eager is not None and step is None:
+            try:
+                step = self.plan_step(replace(self._step(args, kwargs), eager=eager), None)
+            except ForwardError:
+                raise
+            except CaptureError as refused:  # what is around it may do
+                error, eager = error or refused, left_in_eager(self.original, eager, None)
+            except ActsolveError as refused:
+                error, eager = error or refused, None
+        if error is not None and step is None:
+            _warn(f"actsolve: {', '.join(asked)} cannot be left in eager.\n{error}")
         if step is None:
             ways.ended = True
             return None
