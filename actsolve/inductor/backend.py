@@ -20,6 +20,7 @@ from actsolve.inductor.search import Round, Step, needed, rounds_within
 from actsolve.inductor.split import Split, split_of, symbolic_shapes
 from actsolve.inductor.torch_inductor import Modules, Partitioner, compiled, frame_id, has_checkpoints, passing_through
 from actsolve.inductor.trial import Trial, trial
+from actsolve.inductor.weight_layouts import with_weight_copies
 from actsolve.planners import least_budget
 from actsolve.problem import Problem
 from actsolve.settings import Settings
@@ -154,8 +155,9 @@ class CompileBackend:
 
         def observe(joint: torch.fx.GraphModule, stock: Callable[[], Modules], n_outputs: int) -> Modules:
             _refuse_checkpoints(joint)
-            splits.append(split_of(*stock(), n_outputs))
-            return splits[-1].forward, splits[-1].backward
+            modules = stock()
+            splits.append(split_of(*with_weight_copies(*modules, n_outputs), n_outputs))
+            return modules
 
         function = compiled(module, inputs, Partitioner(observe, None), self.options)
         if not splits:  # nothing that is returned requires a gradient

@@ -17,6 +17,7 @@ from actsolve.inductor.emit import emitted
 from actsolve.inductor.split import Split, split_of
 from actsolve.inductor.torch_inductor import Modules, Partitioner, compiled
 from actsolve.inductor.trial import Trial, trial
+from actsolve.inductor.weight_layouts import with_weight_copies
 from actsolve.plan import Plan
 from actsolve.planners import PlannerOptions, least_budget, plan
 from actsolve.problem import Problem
@@ -73,7 +74,7 @@ class Step:
         check(replace(self.problem, budget_bytes=max(budget_bytes, timeline.peak_bytes)), timeline.schedule)
 
         def partition(_: torch.fx.GraphModule, stock: Callable[[], Modules], n_outputs: int) -> Modules:
-            split = split_of(*stock(), n_outputs)
+            split = split_of(*with_weight_copies(*stock(), n_outputs), n_outputs)
             assert split.graph.fingerprint == self.split.graph.fingerprint, "torch traces the same graph in two ways"
             return emitted(split, timeline.schedule)
 
