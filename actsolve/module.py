@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from actsolve.capture.eager_choice import left_besides, left_in_eager
-from actsolve.capture.joint import call_step
+from actsolve.capture.flat_step import call_step
 from actsolve.capture.state import Place, Write, state_places
 from actsolve.capture.structure import Structure, take_apart
 from actsolve.capture.torch_internals import being_traced, in_function_transform
