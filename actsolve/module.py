@@ -116,24 +116,24 @@ class Runtime:
         """Return a step that leaves in eager the modules where ways part; None if there is none, and never will be."""
         eager = left_besides(self.original, self.eager, asked) if self.on_new_inputs == "plan" else None
         step: CompiledStep | None = None
-        error: ActsolveError | None = None
+        told = ""
         while eager is not None and step is None:
             try:
                 step = self.plan_step(replace(self._step(args, kwargs), eager=eager), None)
             except ForwardError:
                 raise
             except CaptureError as refused:  # what is around it may do
-                error, eager = error or refused, left_in_eager(self.original, eager, None)
+                told, eager = told or str(refused), left_in_eager(self.original, eager, None)
             except ActsolveError as refused:
-                error, eager = error or refused, None
-        if error is not None and step is None:
-            _warn(f"actsolve: {', '.join(asked)} cannot be left in eager.\n{error}")
+                told, eager = told or str(refused), None
+        if step is None and told:
+            _warn(f"actsolve: {', '.join(asked)} cannot be left in eager.\n{told}")
         if step is None:
             ways.ended = True
             return None
         self.eager = step.eager
-        told = _ANOTHER_WAY.format(len(ways.steps))
-        _warn(f"actsolve: {told}: from here on {', '.join(self.eager)} run as they are, and the rest is planned")
+        told = f"{_ANOTHER_WAY.format(len(ways.steps))}: from here on {', '.join(self.eager)} run as they are, and the rest is planned"
+        _warn(f"actsolve: {told}")
         return step
 
     def _key(self, places: list[Place], leaves: list[Any], structure: Structure) -> Any:

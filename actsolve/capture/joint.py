@@ -145,21 +145,34 @@ def trace_joint(step: TrainingStep) -> Joint:
     Raises:
         CaptureError: the model cannot be traced, or it does what a trace would lose, or nothing requires a gradient.
     """
-    eager, first = tuple(step.eager), None
-    for _ in range(_MOST_TRACES):
-        try:
-            return _trace_past(replace(step, eager=eager))
-        except ForwardError as error:
-            told = first or error
-            raise told from told.__cause__
-        except CaptureError as error:
-            wider = left_in_eager(step.model, eager, error.module) if error.module or first is not None else None
-            first = first or error
+    eager = tuple(step.eager)
+    first: CaptureError | None = None
+    try:
+        for _ in range(_MOST_TRACES):
+            try:
+                return _trace_past(replace(step, eager=eager))
+            except CaptureError as error:
+                wider = None
+                if not isinstance(error, ForwardError) and (error.module or first is not None):
+                    wider = left_in_eager(step.model, eager, error.module)
+                if wider is None and first is None:
+                    raise
+                first = first or _without_frames(error)
             if wider is None:
-                raise first from first.__cause__
+                break
             eager = wider
-    assert first is not None
-    raise first from first.__cause__
+        assert first is not None
+        raise first
+    finally:
+        first = None  # its frames, which are those of this call, would be kept by this one
+
+
+def _without_frames(error: CaptureError) -> CaptureError:
+    """Return ``error`` without what was running when it was raised, some of which would stay open for as long as it is kept."""
+    for known in (error, error.__cause__, error.__context__):
+        if known is not None:
+            known.__traceback__ = None
+    return error
 
 
 def _trace_past(step: TrainingStep) -> Joint:

@@ -16,7 +16,7 @@ from actsolve.cost.hardware import profile
 from actsolve.cost.optimizers import optimizer_memory
 from actsolve.errors import ActsolveError, CaptureError, InfeasibleBudget, UsageError
 from actsolve.inductor.costs import costs_of
-from actsolve.inductor.search import Round, Step, needed, rounds_within
+from actsolve.inductor.search import Round, Step, needed, rounds_of
 from actsolve.inductor.split import Split, split_of, symbolic_shapes
 from actsolve.inductor.torch_inductor import Modules, Partitioner, compiled, frame_id, has_checkpoints, passing_through
 from actsolve.inductor.trial import Trial, trial
@@ -156,7 +156,10 @@ class CompileBackend:
         def observe(joint: torch.fx.GraphModule, stock: Callable[[], Modules], n_outputs: int) -> Modules:
             _refuse_checkpoints(joint)
             modules = stock()
-            splits.append(split_of(*with_weight_copies(*modules, n_outputs), n_outputs))
+            splits.append(split_of(*modules, n_outputs))
+            copies = split_of(*with_weight_copies(*modules, n_outputs), n_outputs)
+            if copies.graph.fingerprint != splits[0].graph.fingerprint:
+                splits.insert(0, copies)  # what it tells is nearer to what Inductor does; the other may come nearer to its bits
             return modules
 
         function = compiled(module, inputs, Partitioner(observe, None), self.options)
@@ -164,10 +167,14 @@ class CompileBackend:
             return function
         self._refuse_second_graph()
         own = _tried(function, inputs)
-        problem, static_bytes = self._problem(splits[0], inputs)
-        step = Step(module, inputs, splits[0], problem, self.options, _own_code())
+        steps, static_bytes = [], 0
+        for split in splits:
+            problem, static_bytes = self._problem(split, inputs)
+            steps.append(Step(module, inputs, split, problem, self.options, _own_code(), copies=split is not splits[-1]))
+        problem = steps[0].problem
         if self.budget.is_smallest:
-            smallest = step.run(least_budget(problem, self._planner)[1], MAX_BYTES)
+            least = (step.run(least_budget(step.problem, self._planner)[1], MAX_BYTES) for step in steps)
+            smallest = min(least, key=lambda found: needed(found.trial, problem))
             needs_bytes = self._reserve(inputs).budget_for(static_bytes + needed(smallest.trial, problem))
             return self._use([smallest], own, static_bytes, needs_bytes, problem)
         budget_bytes = self._budget_bytes(own, static_bytes, problem, inputs)
@@ -177,7 +184,7 @@ class CompileBackend:
             self.graphs.append(CompiledGraph(budget_bytes, static_bytes, peak_bytes, peak_bytes))
             return function
         del function
-        found = rounds_within(step, dynamic_bytes, own, self._planner, self.rounds)
+        found = rounds_of(steps, dynamic_bytes, own, self._planner, self.rounds)
         if needed(found[-1].trial, problem) > dynamic_bytes:
             raise _infeasible(found, budget_bytes, static_bytes, problem)
         return self._use(found, own, static_bytes, budget_bytes, problem)

@@ -1,8 +1,8 @@
 """The copies of weights that Inductor makes for convolutions, as nodes of its forward and backward.
 
 Where its convolutions compute with channels last, it copies their weights into that layout, all when its forward begins, and
-saves the copies for the backward; no graph shows them. Here they are nodes: a plan counts them, and may make them again in the backward
-in place of saving them. Inductor finds the layout that it wants, and makes no copies of its own.
+saves the copies for the backward; no graph shows them. Here they are nodes: a plan counts them, and may make them again in the
+backward in place of saving them. Inductor finds the layout that it wants, and makes no copies of its own.
 """
 
 from __future__ import annotations
