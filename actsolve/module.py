@@ -132,8 +132,8 @@ class Runtime:
             ways.ended = True
             return None
         self.eager = step.eager
-        told = f"{_ANOTHER_WAY.format(len(ways.steps))}: from here on {', '.join(self.eager)} run as they are, and the rest is planned"
-        _warn(f"actsolve: {told}")
+        told = _ANOTHER_WAY.format(len(ways.steps))
+        _warn(f"actsolve: {told}: from here on {', '.join(self.eager)} run as they are, and the rest is planned")
         return step
 
     def _key(self, places: list[Place], leaves: list[Any], structure: Structure) -> Any:
