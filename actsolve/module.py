@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from actsolve.capture.eager_choice import left_besides, left_in_eager
-from actsolve.capture.joint import call_step
+from actsolve.capture.flat_step import call_step
 from actsolve.capture.state import Place, Write, state_places
 from actsolve.capture.structure import Structure, take_apart
 from actsolve.capture.torch_internals import being_traced, in_function_transform
@@ -116,18 +116,18 @@ class Runtime:
         """Return a step that leaves in eager the modules where ways part; None if there is none, and never will be."""
         eager = left_besides(self.original, self.eager, asked) if self.on_new_inputs == "plan" else None
         step: CompiledStep | None = None
-        error: ActsolveError | None = None
+        told = ""
         while eager is not None and step is None:
             try:
                 step = self.plan_step(replace(self._step(args, kwargs), eager=eager), None)
             except ForwardError:
                 raise
             except CaptureError as refused:  # what is around it may do
-                error, eager = error or refused, left_in_eager(self.original, eager, None)
+                told, eager = told or str(refused), left_in_eager(self.original, eager, None)
             except ActsolveError as refused:
-                error, eager = error or refused, None
-        if error is not None and step is None:
-            _warn(f"actsolve: {', '.join(asked)} cannot be left in eager.\n{error}")
+                told, eager = told or str(refused), None
+        if step is None and told:
+            _warn(f"actsolve: {', '.join(asked)} cannot be left in eager.\n{told}")
         if step is None:
             ways.ended = True
             return None

@@ -54,7 +54,8 @@ class TrainingStep:
                 kind = f"that of a class, {given.__name__}" if isinstance(given, type) else type(given).__name__
                 raise UsageError(f"cannot use this {name}", why=f"its type is {kind}", try_=try_)
         modules = self.model.named_modules(remove_duplicate=False)
-        called = {path for path, module in modules if type(module).forward is not torch.nn.Module.forward}
+        never_called = torch.nn.Module.forward  # of a list of modules; a scripted class has none of its own
+        called = {path for path, module in modules if getattr(type(module), "forward", None) is not never_called}
         paths = sorted(called - {""})
         if not isinstance(self.eager, tuple) or any(path not in paths for path in self.eager):
             why = "it is not a list of paths of submodules that are called"

@@ -14,6 +14,7 @@ import actsolve
 from actsolve.errors import ActsolveError, CaptureError, InfeasibleBudget, UsageError
 from actsolve.inductor.kernels import base_of, kernels_of
 from actsolve.inductor.torch_inductor import passing_through
+from actsolve.inductor.weight_layouts import with_weight_copies
 
 Tensors = list[torch.Tensor]
 
@@ -214,3 +215,50 @@ def test_convolutions_and_deep_models_train_as_inductor_does(budget: str) -> Non
     assert_trains_as_inductor_does(Mixed(), images, backend, exact=exact)
     deep = nn.Sequential(*(Block(64) for _ in range(4)))
     assert_trains_as_inductor_does(deep, torch.randn(512, 64), actsolve.backend(budget, time_limit_s=10), exact=exact)
+
+
+@pytest.mark.slow
+def test_the_weights_of_convolutions_that_inductor_lays_out_anew() -> None:
+    """They are as large as what the layers make: a plan that did not count them would be far from what is measured."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU())]
+    backend = actsolve.backend("85%", optimizer="sgd", time_limit_s=10)
+    assert_trains_as_inductor_does(nn.Sequential(*layers), torch.randn(4, 64, 16, 16), backend)
+    (graph,) = backend.graphs
+    assert graph.predicted_bytes is not None and 0.9 < graph.peak_bytes / graph.predicted_bytes < 1.1
+
+
+def test_copies_of_weights_are_nodes_of_both_graphs() -> None:
+    """Of those that are laid out anew: of a kernel of one element both layouts are one."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    aten = torch.ops.aten
+    rest = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+
+    def forward(x: torch.Tensor, wide: torch.Tensor, narrow: torch.Tensor) -> list[torch.Tensor]:
+        y = aten.convolution.default(x, wide, None, *rest)
+        return [aten.convolution.default(y, narrow, None, *rest), x, wide, narrow, y]
+
+    def backward(
+        x: torch.Tensor, wide: torch.Tensor, narrow: torch.Tensor, y: torch.Tensor, g: torch.Tensor
+    ) -> list[torch.Tensor]:
+        to_y, of_narrow, _ = aten.convolution_backward.default(g, y, narrow, None, *rest, [True, True, False])
+        _, of_wide, _ = aten.convolution_backward.default(to_y, x, wide, None, *rest, [False, True, False])
+        return [of_wide, of_narrow]
+
+    x, wide, narrow, y, g = (torch.empty(s) for s in ((2, 4, 8, 8), (8, 4, 3, 3), (8, 8, 1, 1), (2, 8, 6, 6), (2, 8, 6, 6)))
+    with FakeTensorMode():
+        one = make_fx(forward, tracing_mode="fake")(x, wide, narrow)
+        two = make_fx(backward, tracing_mode="fake")(x, wide, narrow, y, g)
+    for module, names in ((one, ("x_1", "wide_1", "narrow_1")), (two, ("x_1", "wide_1", "narrow_1", "convolution", "g_1"))):
+        for node, name in zip(module.graph.find_nodes(op="placeholder"), names, strict=True):
+            node.name = name
+    ours, theirs = with_weight_copies(one, two, 1)
+    (made,) = ours.graph.find_nodes(op="call_function", target=aten.clone.default)
+    assert made.args[0].name == "wide_1" and made.meta["val"].is_contiguous(memory_format=torch.channels_last)  # type: ignore[union-attr]
+    (output,) = ours.graph.find_nodes(op="output")
+    assert [n.name for n in output.args[0]][1:] == ["x_1", made.name, "narrow_1", "convolution"]
+    given = [n.name for n in theirs.graph.find_nodes(op="placeholder")]
+    assert given == ["x_1", made.name, "narrow_1", "convolution", "g_1"]
+    assert not one.graph.find_nodes(op="call_function", target=aten.clone.default), "Inductor's own graph stays as it is"

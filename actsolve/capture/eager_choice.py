@@ -67,7 +67,7 @@ def _around(model: torch.nn.Module, path: str) -> str:
 
 def is_called(module: torch.nn.Module) -> bool:
     """Whether ``module`` has a forward."""
-    return type(module).forward is not torch.nn.Module.forward
+    return getattr(type(module), "forward", None) is not torch.nn.Module.forward
 
 
 def _is_inside(path: str, other: str) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -19,16 +18,13 @@ from typing import Any
 import torch
 
 from actsolve.capture.answers import Answer
-from actsolve.capture.generators import own_generators
-from actsolve.capture.randomness import put_python_states, python_states
+from actsolve.capture.region_token import generators_at, settings_in, token_of
 from actsolve.capture.settings import SCALARS, settings_key
 from actsolve.capture.state import caches_put_back, every_place, state_places, submodules
 from actsolve.capture.structure import Made, Structure, refuse_hidden_data, take_apart
 from actsolve.capture.torch_internals import n_mutations, storage_key
 from actsolve.errors import CaptureError, UsageError
 
-_TOKEN_BYTES = 1 << 14
-_LENGTH_BYTES = 8
 _RUNNING = threading.RLock()  # for a region's tensors are put in their places while it runs
 
 
@@ -249,7 +245,7 @@ class RegionCall:
                 child.training = mode
 
     def _refuse_changes_since(self, token: torch.Tensor) -> None:
-        if _unpacked(token)[0] != hash(self._settings()):
+        if settings_in(token) != hash(self._settings()):
             raise UsageError(
                 f"{self.path}, which is left in eager, was changed between its forward and its backward",
                 why="its backward runs the forward again, and would take another way",
@@ -261,7 +257,7 @@ class RegionCall:
 
     def token(self) -> torch.Tensor:
         """Return what a second run goes on from: its settings, and the states of the generators."""
-        return _packed((hash(self._settings()), _states()))
+        return token_of(hash(self._settings()))
 
     def changes(self, what: str) -> CaptureError:
         """The error that it does what a second run would do again."""
@@ -402,40 +398,3 @@ def _nothing_saved() -> Iterator[None]:
 
     with torch.autograd.graph.saved_tensors_hooks(lambda _: None, refuse):
         yield
-
-
-# -- states of generators ----------------------------------------------------------------------------------------------
-
-
-def _states() -> tuple[list[bytes], dict[str, bytes]]:
-    return [g.get_state().numpy().tobytes() for g in own_generators()], python_states()
-
-
-def _put(states: tuple[list[bytes], dict[str, bytes]]) -> None:
-    for generator, state in zip(own_generators(), states[0], strict=False):
-        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-    put_python_states(states[1])
-
-
-def _packed(content: Any) -> torch.Tensor:
-    data = pickle.dumps(content)
-    token = torch.zeros(_TOKEN_BYTES, dtype=torch.uint8)
-    framed = len(data).to_bytes(_LENGTH_BYTES, "little") + data
-    token[: len(framed)] = torch.frombuffer(bytearray(framed), dtype=torch.uint8)
-    return token
-
-
-def _unpacked(token: torch.Tensor) -> Any:
-    data = token.numpy().tobytes()
-    return pickle.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")])
-
-
-@contextlib.contextmanager
-def generators_at(token: torch.Tensor) -> Iterator[None]:
-    """Within this context the generators go on from the states in ``token``, and afterwards from where they were."""
-    before = _states()
-    _put(_unpacked(token)[1])
-    try:
-        yield
-    finally:
-        _put(before)

@@ -16,7 +16,8 @@ from torch.utils.weak import TensorWeakRef
 
 from actsolve.capture.flops import overload_flops
 from actsolve.capture.randomness import as_if_not_traced
-from actsolve.capture.region_call import ANOTHER_REGION, Called, Learned, RegionCall, Returned, Taken, generators_at
+from actsolve.capture.region_call import ANOTHER_REGION, Called, Learned, RegionCall, Returned, Taken
+from actsolve.capture.region_token import generators_at
 from actsolve.capture.settings import SCALARS
 from actsolve.capture.state import TracedState
 from actsolve.capture.structure import Structure, tensors_in

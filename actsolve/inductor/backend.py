@@ -16,10 +16,11 @@ from actsolve.cost.hardware import profile
 from actsolve.cost.optimizers import optimizer_memory
 from actsolve.errors import ActsolveError, CaptureError, InfeasibleBudget, UsageError
 from actsolve.inductor.costs import costs_of
-from actsolve.inductor.search import Round, Step, needed, rounds_within
+from actsolve.inductor.search import Round, Step, needed, rounds_of
 from actsolve.inductor.split import Split, split_of, symbolic_shapes
 from actsolve.inductor.torch_inductor import Modules, Partitioner, compiled, frame_id, has_checkpoints, passing_through
 from actsolve.inductor.trial import Trial, trial
+from actsolve.inductor.weight_layouts import with_weight_copies
 from actsolve.planners import least_budget
 from actsolve.problem import Problem
 from actsolve.settings import Settings
@@ -154,18 +155,26 @@ class CompileBackend:
 
         def observe(joint: torch.fx.GraphModule, stock: Callable[[], Modules], n_outputs: int) -> Modules:
             _refuse_checkpoints(joint)
-            splits.append(split_of(*stock(), n_outputs))
-            return splits[-1].forward, splits[-1].backward
+            modules = stock()
+            splits.append(split_of(*modules, n_outputs))
+            copies = split_of(*with_weight_copies(*modules, n_outputs), n_outputs)
+            if copies.graph.fingerprint != splits[0].graph.fingerprint:
+                splits.insert(0, copies)  # what it tells is nearer to what Inductor does; the other may come nearer to its bits
+            return modules
 
         function = compiled(module, inputs, Partitioner(observe, None), self.options)
         if not splits:  # nothing that is returned requires a gradient
             return function
         self._refuse_second_graph()
         own = _tried(function, inputs)
-        problem, static_bytes = self._problem(splits[0], inputs)
-        step = Step(module, inputs, splits[0], problem, self.options, _own_code())
+        steps, static_bytes = [], 0
+        for split in splits:
+            problem, static_bytes = self._problem(split, inputs)
+            steps.append(Step(module, inputs, split, problem, self.options, _own_code(), copies=split is not splits[-1]))
+        problem = steps[0].problem
         if self.budget.is_smallest:
-            smallest = step.run(least_budget(problem, self._planner)[1], MAX_BYTES)
+            least = (step.run(least_budget(step.problem, self._planner)[1], MAX_BYTES) for step in steps)
+            smallest = min(least, key=lambda found: needed(found.trial, problem))
             needs_bytes = self._reserve(inputs).budget_for(static_bytes + needed(smallest.trial, problem))
             return self._use([smallest], own, static_bytes, needs_bytes, problem)
         budget_bytes = self._budget_bytes(own, static_bytes, problem, inputs)
@@ -175,7 +184,7 @@ class CompileBackend:
             self.graphs.append(CompiledGraph(budget_bytes, static_bytes, peak_bytes, peak_bytes))
             return function
         del function
-        found = rounds_within(step, dynamic_bytes, own, self._planner, self.rounds)
+        found = rounds_of(steps, dynamic_bytes, own, self._planner, self.rounds)
         if needed(found[-1].trial, problem) > dynamic_bytes:
             raise _infeasible(found, budget_bytes, static_bytes, problem)
         return self._use(found, own, static_bytes, budget_bytes, problem)

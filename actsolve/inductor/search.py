@@ -17,6 +17,7 @@ from actsolve.inductor.emit import emitted
 from actsolve.inductor.split import Split, split_of
 from actsolve.inductor.torch_inductor import Modules, Partitioner, compiled
 from actsolve.inductor.trial import Trial, trial
+from actsolve.inductor.weight_layouts import with_weight_copies
 from actsolve.plan import Plan
 from actsolve.planners import PlannerOptions, least_budget, plan
 from actsolve.problem import Problem
@@ -58,6 +59,7 @@ class Step:
         problem: Its kernels and their costs; what a plan may take is set per round.
         options: Of Inductor.
         key: What else than the plan a compiled step depends on.
+        copies: Whether the copies that Inductor makes of convolutions' weights are nodes (`with_weight_copies`).
     """
 
     module: torch.fx.GraphModule
@@ -66,6 +68,7 @@ class Step:
     problem: Problem
     options: dict[str, Any]
     key: str
+    copies: bool = False
 
     def run(self, found: Plan, budget_bytes: int) -> Round:
         """Compile and measure a plan."""
@@ -73,13 +76,24 @@ class Step:
         check(replace(self.problem, budget_bytes=max(budget_bytes, timeline.peak_bytes)), timeline.schedule)
 
         def partition(_: torch.fx.GraphModule, stock: Callable[[], Modules], n_outputs: int) -> Modules:
-            split = split_of(*stock(), n_outputs)
+            split = split_of(*(with_weight_copies(*stock(), n_outputs) if self.copies else stock()), n_outputs)
             assert split.graph.fingerprint == self.split.graph.fingerprint, "torch traces the same graph in two ways"
             return emitted(split, timeline.schedule)
 
         key = f"{self.key} {self.split.graph.fingerprint} {[(s.kind.value, s.op, s.value) for s in timeline.schedule.steps]}"
         function = compiled(self.module, self.inputs, Partitioner(partition, key), self.options)
         return Round(budget_bytes, found, timeline, trial(function, self.inputs), function)
+
+
+def rounds_of(steps: Sequence[Step], budget_bytes: int, stock: Trial | None, options: PlannerOptions, most: int) -> list[Round]:
+    """Return rounds of ``steps``, ways to see one graph, the best of all last: the next is looked at where none serves."""
+    rounds: list[Round] = []
+    for step in steps:
+        rounds += rounds_within(step, budget_bytes, stock, options, most)
+        rounds.sort(key=lambda r: _rank(r, budget_bytes, stock), reverse=True)
+        if needed(rounds[-1].trial, step.problem) <= budget_bytes and _is_exact(rounds[-1], stock):
+            break
+    return rounds
 
 
 def rounds_within(step: Step, budget_bytes: int, stock: Trial | None, options: PlannerOptions, most: int) -> list[Round]:

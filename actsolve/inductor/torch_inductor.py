@@ -23,6 +23,7 @@ from torch._inductor import lowering
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
 from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
+from torch._inductor.graph import GraphLowering
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -160,6 +161,11 @@ def has_no_version_check(node: fx.Node) -> bool:
 
 
 # -- how Inductor will lower a node -------------------------------------------------------------------------------------
+
+
+def computes_with_channels_last(forward: fx.GraphModule) -> bool:
+    """Whether Inductor lays out what convolutions read with channels last."""
+    return bool(GraphLowering.decide_layout_opt(forward, is_inference=False))
 
 
 def is_view(node: fx.Node) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from actsolve.capture.joint import call_step
+from actsolve.capture.flat_step import call_step
 from actsolve.capture.torch_internals import storage_key
 from actsolve.errors import UsageError
 from actsolve.runtime.memory_events import measure_peak
