@@ -149,6 +149,7 @@ def test_plan_files_that_cannot_be_used(folder: Path) -> None:
     assert "the loaded plan does not fit 1000 B" in too_small
 
 
+@pytest.mark.slow
 def test_an_impossible_budget_names_one_that_works() -> None:
     result = called("optimize", *SMALL, "--mem-budget", "100KB", "--time-limit", "6", "--json")
     assert result.exit_code == 3

@@ -168,6 +168,7 @@ ALIKE: dict[str, tuple[Run, Run, float]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ALIKE)
 def test_as_in_eager(kind: str) -> None:
     run, around, scale = ALIKE[kind]

@@ -338,6 +338,7 @@ def test_a_name_is_no_formula_and_no_half_picture_stays(folder: Path, monkeypatc
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_points_of_the_same_seed_are_the_same() -> None:
     rng = random.Random(5)
     sizes = [rng.randint(2, 6) for _ in range(2)]

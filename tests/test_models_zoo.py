@@ -175,6 +175,7 @@ def test_tied_weights_are_one_parameter() -> None:
     assert bert.get_parameter("decoder.weight") is bert.get_parameter("tokens.weight")
 
 
+@pytest.mark.slow
 def test_a_character_model_learns() -> None:
     torch.manual_seed(0)
     text = "to be or not to be, that is the question: "

@@ -204,6 +204,7 @@ def test_every_planner_has_its_say() -> None:
     assert not isinstance(nothing["milp"], Planned) and nothing["milp"].as_json()["predicted"] is None
 
 
+@pytest.mark.slow
 def test_what_is_being_done_is_told() -> None:
     stages: list[str] = []
     plan_training_step(a_step(), "min", FAST, listener=Listener(stages.append))
