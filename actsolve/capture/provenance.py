@@ -70,12 +70,14 @@ class _Recorder(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         source = _user_line(sys._getframe(1), self._entry)
         if func in _NOT_TRACED:
-            raise CaptureError(
+            refused = CaptureError(
                 "the forward sets the data of a tensor",
                 where=source,
                 why="torch does not trace that",
                 try_="copy_(), or a new tensor in place of the old one",
             )
+            refused.module = self._running[-1] if self._running else None
+            raise refused
         if func in _SHOWN:
             return "a tensor"  # as text it asks for what is in it, in a run for real, and a planned step shows nothing
         region = self._regions_ended if self._keeps_casts and func not in _CASTS else None
