@@ -55,7 +55,11 @@ class TrainingStep:
                 raise UsageError(f"cannot use this {name}", why=f"its type is {kind}", try_=try_)
         modules = self.model.named_modules(remove_duplicate=False)
         never_called = torch.nn.Module.forward  # of a list of modules; a scripted class has none of its own
-        called = {path for path, module in modules if getattr(type(module), "forward", None) is not never_called}
+        called = {
+            path
+            for path, module in modules
+            if getattr(type(module), "forward", None) is not never_called and not isinstance(module, torch.jit.ScriptModule)
+        }
         paths = sorted(called - {""})
         if not isinstance(self.eager, tuple) or any(path not in paths for path in self.eager):
             why = "it is not a list of paths of submodules that are called"

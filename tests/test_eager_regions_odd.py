@@ -232,6 +232,30 @@ def test_what_would_be_lost_is_refused(kind: str) -> None:
     KEPT.clear()
 
 
+def test_an_input_of_the_model_is_a_leaf() -> None:
+    """So autocast keeps its cast, and adds the gradients of its two uses in low precision."""
+
+    class Direct(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.middle = Region(lambda m, x: m.a(x) * m.b(x))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.middle(x).float().pow(2).mean()  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model = Direct()
+    twin = copy.deepcopy(model)
+    inputs = [batch(3).requires_grad_() for _ in range(2)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        options: dict[str, Any] = {"planner": "keep_all", "hardware": "a100", "mem_budget": "100%", "eager": ["middle"]}
+        module = actsolve.optimize(model, (batch(3).requires_grad_(),), **options)
+        losses = [m(x) for m, x in zip((module, twin), inputs, strict=True)]
+    for loss in losses:
+        loss.backward()
+    assert torch.equal(*losses) and torch.equal(inputs[0].grad, inputs[1].grad)  # type: ignore[arg-type]
+
+
 def test_a_buffer_of_another_module_is_refused() -> None:
     """The planned step updates it at its end, eager before the region reads it."""
     owner: list[Any] = []

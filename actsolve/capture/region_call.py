@@ -96,6 +96,7 @@ class RegionCall:
         inputs: Its inputs: where a tensor is among the flat ones, or a constant.
         n_state: How many of the flat tensors are the module's own; they come first.
         needed: Which of the flat tensors require a gradient.
+        leaf: Which of them are leaves of autograd's graph: weights, and inputs of the model.
         autocast: Kind of device, whether it is on, and the dtype.
         keeps_casts: Whether autocast casts a weight once for all its uses.
         with_grad: Whether it is called where gradients are wanted.
@@ -111,6 +112,7 @@ class RegionCall:
     inputs: tuple[int | Constant, ...]
     n_state: int
     needed: tuple[bool, ...]
+    leaf: tuple[bool, ...]
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     keeps_casts: bool
     with_grad: bool
@@ -218,7 +220,7 @@ class RegionCall:
     def call(self, leaves: Sequence[torch.Tensor], *, keep: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Called:
         """Call the module; ``keep`` makes its inputs from leaves, which they are not in eager."""
         keep = keep or _no_leaf
-        flat = [*leaves[: self.n_state], *map(keep, leaves[self.n_state :])]
+        flat = [t if leaf else keep(t) for t, leaf in zip(leaves, self.leaf, strict=True)]
         inputs = [i.value if isinstance(i, Constant) else flat[i] for i in self.inputs]
         args, kwargs = self.structure.restore(inputs)
         found, structure = take_apart(self.function(*args, **kwargs), Made(inputs))
@@ -346,8 +348,9 @@ def region_call(
     kinds = dict.fromkeys(["cpu", *(t.device.type for t in tensors)])
     autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
     needed = tuple(t.requires_grad and torch.is_grad_enabled() for t in tensors)
+    leaf = tuple(i < len(state) or (t.requires_grad and t.is_leaf) for i, t in enumerate(tensors))
     modes = (autocast, torch.is_autocast_cache_enabled(), torch.is_grad_enabled())
-    return RegionCall(path, module, function, structure, tuple(inputs), len(state), needed, *modes), tensors
+    return RegionCall(path, module, function, structure, tuple(inputs), len(state), needed, leaf, *modes), tensors
 
 
 def _like(leaf: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
