@@ -17,7 +17,7 @@ import torch
 from actsolve.capture.answers import Answer
 from actsolve.capture.captured import Captured
 from actsolve.capture.generators import own_generators
-from actsolve.capture.region_call import UNDEFINED
+from actsolve.capture.region_call import IN_TURN, UNDEFINED
 from actsolve.capture.replay import is_random
 from actsolve.capture.state import Place
 from actsolve.capture.tangents import computed_from, undefined_gradients
@@ -206,7 +206,8 @@ class CompiledStep:
                 why="torch ends the second run before a planned step has updated them, as eager does",
                 try_="no checkpoint around it, for a plan decides what is computed again; or use_reentrant=True",
             )
-        state = [container[key] for container, key in places]
+        with IN_TURN:
+            state = [container[key] for container, key in places]
         for index in self._without_gradient:  # autograd would run their hooks, for a gradient that does not come
             state[index] = state[index].detach()
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

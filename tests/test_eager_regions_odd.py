@@ -299,7 +299,8 @@ def test_two_threads_run_one_after_the_other() -> None:
 
     def train() -> None:
         try:
-            module(batch(0)).backward()
+            for _ in range(3):
+                module(batch(0)).backward()
         except Exception as error:
             errors.append(error)
 
@@ -309,7 +310,26 @@ def test_two_threads_run_one_after_the_other() -> None:
     for thread in threads:
         thread.join()
     assert not errors and all(type(p) is nn.Parameter for p in module.middle.a._parameters.values())  # type: ignore[union-attr]
+    for _ in range(9):
+        twin(batch(0)).backward()
+    for (name, p), q in zip(module.named_parameters(), twin.named_parameters(), strict=True):
+        if (gradient := q[1].grad) is None:
+            assert p.grad is None
+        else:
+            torch.testing.assert_close(p.grad, gradient, msg=f"{name}: no gradient is lost")
     assert_alike(module, twin)
+
+
+def test_one_module_in_two_places() -> None:
+    def around(m: Any, h: torch.Tensor) -> torch.Tensor:
+        return m.last(m.again(m.middle(h))).pow(2).mean()  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model = Model(lambda m, x: m.a(x), around)
+    model.again = model.middle
+    twin = copy.deepcopy(model)
+    options: dict[str, Any] = {"planner": "keep_all", "hardware": "a100", "mem_budget": "100%"}
+    assert_alike(actsolve.optimize(model, (batch(99),), eager=["middle", "again"], **options), twin)
 
 
 def test_an_error_inside_leaves_all_as_it_was() -> None:

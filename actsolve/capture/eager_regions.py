@@ -128,7 +128,8 @@ class Regions:
 
     def __init__(self, model: torch.nn.Module, paths: Iterable[str]) -> None:
         self._model = model
-        self._modules = {path: model.get_submodule(path) for path in outermost(paths)}
+        by_module = {id(model.get_submodule(path)): path for path in reversed(outermost(paths))}  # one may be in two places
+        self._modules = {path: model.get_submodule(path) for path in reversed(by_module.values())}
         self._tensors = {path: state_names(module) for path, module in self._modules.items()}
         self.calls: list[RegionCall] = []
         self._next = 0

@@ -25,7 +25,8 @@ from actsolve.capture.structure import Made, Structure, refuse_hidden_data, take
 from actsolve.capture.torch_internals import n_mutations, storage_key
 from actsolve.errors import CaptureError, UsageError
 
-_RUNNING = threading.RLock()  # for a region's tensors are put in their places while it runs
+IN_TURN = threading.RLock()
+"""Held while a region runs: other tensors are in the places of its module's."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class RegionCall:
         self, tensors: Sequence[torch.Tensor], token: torch.Tensor, gradients: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor]:
         """Return the gradients of the tensors that need one: zeros where autograd has None, and `UNDEFINED` says so."""
-        with self._in_its_modes(), _RUNNING:
+        with self._in_its_modes(), IN_TURN:
             self._refuse_changes_since(token)
             return self._differentiate(tensors, token, gradients)
 
@@ -178,7 +179,7 @@ class RegionCall:
         Raises:
             CaptureError: what runs within this context changes the module or its tensors.
         """
-        with _RUNNING:
+        with IN_TURN:
             there = [container[key] for container, key in state_places(self.module)]
             if len(there) != self.n_state:
                 raise self.changes("which tensors it has, between two steps")
