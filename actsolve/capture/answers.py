@@ -9,8 +9,7 @@ A boolean mask that is written through is asked how many elements are true, for 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actsolve.capture.generators import Drawn, own_generators
+from actsolve.capture.hooks import nothing_saved
 from actsolve.capture.structure import tensors_in
 from actsolve.errors import CaptureError
 
@@ -235,24 +235,19 @@ def noted(forward: Callable[[Callable[[Asked], None]], Any]) -> Answers:
     """
     noting = _Noting()
     try:
-        with _nothing_saved(), noting, _AsInTrace(noting):
+        with nothing_saved(_takes_gradients), noting, _AsInTrace(noting):
             forward(noting.asked.append)
     finally:
         noting.drawn.put_back()
     return Answers(noting.asked)
 
 
-@contextlib.contextmanager
-def _nothing_saved() -> Iterator[None]:
-    def refuse(_: None) -> torch.Tensor:
-        raise CaptureError(
-            "the forward takes gradients, and its Python depends on data",
-            why="the forward that is run for the data's sake keeps nothing that a backward needs",
-            try_='on_error="original" to train it as it is',
-        )
-
-    with torch.autograd.graph.saved_tensors_hooks(lambda _: None, refuse):
-        yield
+def _takes_gradients() -> CaptureError:
+    return CaptureError(
+        "the forward takes gradients, and its Python depends on data",
+        why="the forward that is run for the data's sake keeps nothing that a backward needs",
+        try_='on_error="original" to train it as it is',
+    )
 
 
 class _Noting(TorchDispatchMode):

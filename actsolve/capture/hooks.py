@@ -9,7 +9,7 @@ Hooks on tensors that require a gradient are no matter: autograd calls them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 from unittest import mock
@@ -102,4 +102,15 @@ def only_torch_saves() -> Iterator[None]:
         enter(hooks)
 
     with mock.patch.object(saved_tensors_hooks, "__enter__", enter_if_torch):
+        yield
+
+
+@contextlib.contextmanager
+def nothing_saved(refusal: Callable[[], CaptureError]) -> Iterator[None]:
+    """Drop at once what autograd would save within this context; a backward that asks for it raises ``refusal()``."""
+
+    def refuse(_: None) -> torch.Tensor:
+        raise refusal()
+
+    with saved_tensors_hooks(lambda _: None, refuse):
         yield

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from actsolve.capture.answers import Answer
+from actsolve.capture.hooks import nothing_saved
 from actsolve.capture.region_token import generators_at, settings_in, token_of
 from actsolve.capture.settings import SCALARS, settings_key
 from actsolve.capture.state import caches_put_back, every_place, state_places, submodules
-from actsolve.capture.structure import Made, Structure, refuse_hidden_data, take_apart
+from actsolve.capture.structure import Made, Structure, holds_data, refuse_hidden_data, take_apart
 from actsolve.capture.torch_internals import n_mutations, storage_key
 from actsolve.errors import CaptureError, UsageError
 
@@ -135,7 +136,7 @@ class RegionCall:
         """Run its forward."""
         token = self.token()
         # Casts that autocast keeps would stay until the caller's region ends; only gradients depend on that.
-        with _nothing_saved(), self.placed(tensors) as leaves, self.as_called(keeps_casts=False):
+        with nothing_saved(_takes_gradients), self.placed(tensors) as leaves, self.as_called(keeps_casts=False):
             found = self.call(leaves)
             outputs = own_memory([t for t in found.leaves if isinstance(t, torch.Tensor)], tensors)
             return Returned([*outputs, token], found.answer)
@@ -232,7 +233,7 @@ class RegionCall:
         """Raise if something else was put into a list, a dict or an object that it was given: nobody would see it."""
         now, structure = take_apart((args, kwargs))
         same = structure.key == self.structure.key and all(a is b for a, b in zip(now, inputs, strict=True))
-        if not same or any(_holds_new(leaf) for leaf in now):
+        if not same or any(holds_data(leaf) for leaf in now if not isinstance(leaf, torch.Tensor)):
             raise self.changes("a list, dict or object that it is given")
 
     @contextlib.contextmanager
@@ -368,16 +369,6 @@ def _no_leaf(leaf: torch.Tensor) -> torch.Tensor:
     return leaf.view_as(leaf) if leaf.requires_grad else leaf
 
 
-def _holds_new(leaf: Any) -> bool:
-    if isinstance(leaf, torch.Tensor):
-        return False
-    try:
-        refuse_hidden_data(leaf, "")
-    except CaptureError:
-        return True
-    return False
-
-
 def own_memory(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return ``tensors``, none of which is in memory of another or of one of ``others``."""
     taken = set(map(storage_key, others))
@@ -391,14 +382,7 @@ def own_memory(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) 
     return own
 
 
-@contextlib.contextmanager
-def _nothing_saved() -> Iterator[None]:
-    def refuse(_: None) -> torch.Tensor:
-        raise CaptureError(
-            "a forward that is left in eager takes gradients",
-            why="it keeps nothing that a backward needs",
-            try_=ANOTHER_REGION,
-        )
-
-    with torch.autograd.graph.saved_tensors_hooks(lambda _: None, refuse):
-        yield
+def _takes_gradients() -> CaptureError:
+    return CaptureError(
+        "a forward that is left in eager takes gradients", why="it keeps nothing that a backward needs", try_=ANOTHER_REGION
+    )
