@@ -14,7 +14,7 @@ import actsolve
 from actsolve.errors import ActsolveError, CaptureError, InfeasibleBudget, UsageError
 from actsolve.inductor.kernels import base_of, kernels_of
 from actsolve.inductor.torch_inductor import passing_through
-from actsolve.inductor.weight_layouts import with_weight_copies
+from actsolve.inductor.operand_copies import with_operand_copies
 
 Tensors = list[torch.Tensor]
 
@@ -254,7 +254,7 @@ def test_copies_of_weights_are_nodes_of_both_graphs() -> None:
     for module, names in ((one, ("x_1", "wide_1", "narrow_1")), (two, ("x_1", "wide_1", "narrow_1", "convolution", "g_1"))):
         for node, name in zip(module.graph.find_nodes(op="placeholder"), names, strict=True):
             node.name = name
-    ours, theirs = with_weight_copies(one, two, 1)
+    ours, theirs = with_operand_copies(one, two, 1)
     (made,) = ours.graph.find_nodes(op="call_function", target=aten.clone.default)
     assert made.args[0].name == "wide_1" and made.meta["val"].is_contiguous(memory_format=torch.channels_last)  # type: ignore[union-attr]
     (output,) = ours.graph.find_nodes(op="output")

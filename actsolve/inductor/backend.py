@@ -20,7 +20,7 @@ from actsolve.inductor.search import Round, Step, needed, rounds_of
 from actsolve.inductor.split import Split, split_of, symbolic_shapes
 from actsolve.inductor.torch_inductor import Modules, Partitioner, compiled, frame_id, has_checkpoints, passing_through
 from actsolve.inductor.trial import Trial, trial
-from actsolve.inductor.weight_layouts import with_weight_copies
+from actsolve.inductor.operand_copies import with_operand_copies
 from actsolve.planners import least_budget
 from actsolve.problem import Problem
 from actsolve.settings import Settings
@@ -157,7 +157,7 @@ class CompileBackend:
             _refuse_checkpoints(joint)
             modules = stock()
             splits.append(split_of(*modules, n_outputs))
-            copies = split_of(*with_weight_copies(*modules, n_outputs), n_outputs)
+            copies = split_of(*with_operand_copies(*modules, n_outputs), n_outputs)
             if copies.graph.fingerprint != splits[0].graph.fingerprint:
                 splits.insert(0, copies)  # what it tells is nearer to what Inductor does; the other may come nearer to its bits
             return modules

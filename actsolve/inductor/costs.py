@@ -10,16 +10,21 @@ their time on a CPU.
 
 from __future__ import annotations
 
-import torch
+from dataclasses import replace
 
+import torch
+from torch.fx import Node
+
+from actsolve.capture.to_graph import signature
 from actsolve.capture.torch_internals import real_tensors
 from actsolve.cost.hardware import profile
 from actsolve.cost.measure import measure_costs
 from actsolve.cost.roofline import LAUNCH_S, moved_bytes, roofline_costs
 from actsolve.cost.timing import COPY_BYTES, copy, timed
 from actsolve.inductor.kernels import Kernel
+from actsolve.inductor.layouts import with_channels_last
 from actsolve.inductor.split import Split
-from actsolve.inductor.torch_inductor import is_random_number
+from actsolve.inductor.torch_inductor import computes_with_channels_last, is_random_number
 from actsolve.problem import Costs
 
 _RANDOM_S = {"cpu": 5e-9}  # per number on a CPU, whose generated code makes them one at a time
@@ -34,8 +39,10 @@ def costs_of(split: Split, hardware: str, device: torch.device) -> Costs:
         device: What the step runs on.
     """
     if hardware == "auto":
-        nodes = [None if kernel.fused else kernel.nodes[0] for kernel in split.kernels]
-        called = measure_costs(split.graph, nodes)
+        calls = _calls(split)
+        known_as = zip(split.graph.ops, calls, strict=True)
+        ops = (op if call is None else replace(op, signature=signature(call)) for op, call in known_as)
+        called = measure_costs(replace(split.graph, ops=tuple(ops)), calls)
         with real_tensors(), torch.no_grad():
             bytes_per_s = 2 * COPY_BYTES / timed(copy(device), device).seconds
     else:
@@ -50,6 +57,14 @@ def costs_of(split: Split, hardware: str, device: torch.device) -> Costs:
             replay_seconds[index] = seconds[index] if also is None else also / bytes_per_s + random_s
     source = f"{called.source}; generated kernels by their bytes"
     return Costs(tuple(seconds), tuple(replay_seconds), called.workspace_bytes, source, called.unknown)
+
+
+def _calls(split: Split) -> list[Node | None]:
+    """Return per op the call that it makes, with what it reads laid out as Inductor does; None for a generated kernel."""
+    calls = [None if kernel.fused else kernel.nodes[0] for kernel in split.kernels]
+    if not computes_with_channels_last(split.forward):
+        return calls
+    return [None if call is None else with_channels_last(call) for call in calls]
 
 
 def _random_numbers(kernel: Kernel) -> int:

@@ -1,6 +1,7 @@
 """From a schedule of kernels to a forward and a backward graph for Inductor.
 
-The forward is Inductor's, and saves what the schedule keeps. The backward runs its own kernels and replays in the order of the
+The forward is Inductor's, and saves what the schedule keeps; of an input that Inductor would copy into another layout, and save
+so, it saves a view of one dimension, which has one layout. The backward runs its own kernels and replays in the order of the
 schedule. What it calls stays in that order; generated kernels Inductor moves between as it sees fit.
 """
 
@@ -13,6 +14,7 @@ from torch.fx import Node
 
 from actsolve.errors import ScheduleError
 from actsolve.inductor.kernels import base_of, is_inlined, sources_of
+from actsolve.inductor.layouts import elements_of, is_laid_out_anew, shaped
 from actsolve.inductor.split import Split, outputs_of
 from actsolve.inductor.torch_inductor import Modules, has_no_version_check, mark_planned, saved_desc
 from actsolve.schedule import Schedule, Step, StepKind
@@ -109,8 +111,9 @@ def _forward(split: Split, saved: list[Node]) -> fx.GraphModule:
     made: dict[Node, Node] = {}
     for node in split.forward.graph.nodes:
         if node.op == "output":
-            results = [*node.args[0][: split.n_outputs], *saved]
-            output = graph.output(tuple(made[n] if isinstance(n, Node) else n for n in results))
+            outputs = [made[n] if isinstance(n, Node) else n for n in node.args[0][: split.n_outputs]]
+            given = [shaped(graph, made[n], [n.meta["val"].numel()]) if is_laid_out_anew(n) else made[n] for n in saved]
+            output = graph.output((*outputs, *given))
             output.meta.update(node.meta)
             descs = list(node.meta["desc"][: split.n_outputs])
             output.meta["desc"] = descs + [saved_desc(i, n) for i, n in enumerate(saved)]
@@ -130,16 +133,14 @@ class _Backward:
         self._out = fx.Graph()
         self._made: dict[Node, Node] = {}  # nodes of either of Inductor's graphs that are there
         self._forward_node = {node.name: node for node in split.forward.graph.nodes}
-        for node in saved:
-            self._made[node] = self._placeholder(node)
-        for node in split.backward.graph.find_nodes(op="placeholder"):
-            if node.name not in self._forward_node:
-                self._made[node] = self._placeholder(node)
-
-    def _placeholder(self, node: Node) -> Node:
-        made = self._out.placeholder(node.name)
-        made.meta.update(node.meta)
-        return made
+        tangents = [n for n in split.backward.graph.find_nodes(op="placeholder") if n.name not in self._forward_node]
+        for node in (*saved, *tangents):
+            self._made[node] = self._out.placeholder(node.name)
+            self._made[node].meta.update(node.meta)
+        for node in filter(is_laid_out_anew, saved):
+            given = self._made[node]
+            given.meta["val"] = elements_of(node.meta["val"])
+            self._made[node] = shaped(self._out, given, node.meta["val"].shape)
 
     def module(self, runs: list[_Run]) -> fx.GraphModule:
         for run in runs:

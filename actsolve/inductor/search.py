@@ -17,7 +17,7 @@ from actsolve.inductor.emit import emitted
 from actsolve.inductor.split import Split, split_of
 from actsolve.inductor.torch_inductor import Modules, Partitioner, compiled
 from actsolve.inductor.trial import Trial, trial
-from actsolve.inductor.weight_layouts import with_weight_copies
+from actsolve.inductor.operand_copies import with_operand_copies
 from actsolve.plan import Plan
 from actsolve.planners import PlannerOptions, least_budget, plan
 from actsolve.problem import Problem
@@ -59,7 +59,7 @@ class Step:
         problem: Its kernels and their costs; what a plan may take is set per round.
         options: Of Inductor.
         key: What else than the plan a compiled step depends on.
-        copies: Whether the copies that Inductor makes of convolutions' weights are nodes (`with_weight_copies`).
+        copies: Whether the copies that Inductor makes of convolutions' weights are nodes (`with_operand_copies`).
     """
 
     module: torch.fx.GraphModule
@@ -76,7 +76,7 @@ class Step:
         check(replace(self.problem, budget_bytes=max(budget_bytes, timeline.peak_bytes)), timeline.schedule)
 
         def partition(_: torch.fx.GraphModule, stock: Callable[[], Modules], n_outputs: int) -> Modules:
-            split = split_of(*(with_weight_copies(*stock(), n_outputs) if self.copies else stock()), n_outputs)
+            split = split_of(*(with_operand_copies(*stock(), n_outputs) if self.copies else stock()), n_outputs)
             assert split.graph.fingerprint == self.split.graph.fingerprint, "torch traces the same graph in two ways"
             return emitted(split, timeline.schedule)
 

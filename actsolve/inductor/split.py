@@ -25,7 +25,7 @@ from actsolve.capture.tangents import upstream
 from actsolve.capture.to_graph import signature, tensors_of
 from actsolve.errors import CaptureError
 from actsolve.graph import Graph, Kind, Op, Phase, Value
-from actsolve.inductor.kernels import Kernel, base_of, is_item, kernels_of, sources_of
+from actsolve.inductor.kernels import Kernel, base_of, has_effect, is_item, kernels_of, sources_of
 from actsolve.inductor.torch_inductor import draws_seeds, is_random_number, is_reduction
 
 _SMALL = 4  # so many elements of a kernel, or more, for each of a result that is always saved
@@ -99,7 +99,7 @@ class _Builder:
                 self.value_of[node] = self.value_of[source]
         self._given(self.backward.graph.find_nodes(op="get_attr"), Kind.CONSTANT)
         gradients = [base_of(n) for n in outputs_of(self.backward) if n is not None]
-        self._add(kernels_of(self.backward.graph), Phase.BACKWARD, gradients)
+        self._add(_postponed(kernels_of(self.backward.graph), gradients), Phase.BACKWARD, gradients)
 
         held = dict.fromkeys(self.value_of.get(base_of(n)) for n in results[: self.n_outputs] if n is not None)
         made = dict.fromkeys(self.value_of.get(n) for n in gradients)
@@ -172,6 +172,28 @@ class _Builder:
             )
         )
         self.kernels.append(kernel)
+
+
+def _postponed(kernels: list[Kernel], gradients: Iterable[Node]) -> list[Kernel]:
+    """Return a backward's kernels with those last that make gradients from less than these take.
+
+    Such are the gradients of wide weights from few rows. Inductor moves kernels likewise; once they are planned it does not.
+    """
+    returned, home = set(gradients), {node: kernel for kernel in kernels for node in kernel.nodes}
+    read = {n for kernel in kernels for node in kernel.nodes for n in sources_of(node) if home.get(n) is not kernel}
+
+    def may_wait(kernel: Kernel) -> bool:
+        mine = set(kernel.nodes)
+        if mine & read or not mine & returned or any(map(has_effect, mine)):
+            return False
+        reads = {n for node in mine for n in sources_of(node)} - mine
+        return sum(map(_size_bytes, reads)) < sum(map(_size_bytes, mine & returned))
+
+    return sorted(kernels, key=may_wait)
+
+
+def _size_bytes(node: Node) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors_of(node))
 
 
 def _results(kernel: Kernel, shown: set[Node]) -> set[Node]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import networkx as nx
 import torch
 import torch._functorch.config
 from torch import fx
@@ -21,10 +21,12 @@ from torch._functorch.partitioners import has_recomputable_ops, min_cut_remateri
 from torch._guards import CompileContext, tracing
 from torch._inductor import lowering
 from torch._inductor.compile_fx import compile_fx
-from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
-from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
+from torch._inductor.custom_graph_pass import CustomPartitionerFn, CustomSchedulerPass
+from torch._inductor.dependencies import WeakDep
 from torch._inductor.graph import GraphLowering
-from torch.utils._ordered_set import OrderedSet
+from torch._inductor.ir import MultiOutput
+from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNode, SchedulerNode
+from torch._inductor.virtualized import V
 from torch.utils._python_dispatch import _disable_current_modes
 
 from actsolve.errors import ActsolveError
@@ -64,34 +66,76 @@ class Partitioner(CustomPartitionerFn):
         return str, (self._key,)
 
 
-class _KeepOrder(CustomGraphPass):
-    """Has the kernels that a planned backward calls run in the order of its graph.
+class _InOrder(CustomSchedulerPass):
+    """Has kernels run in the order that is meant, whatever Inductor fuses and moves.
 
-    Inductor fuses generated kernels across any distance, and then sorts all anew. So a replay that nothing ties to the
-    backward, but for its reader, would become part of an early one, or an early one of it, and what they read stays. Where the
-    calls between them keep their order, that would be a cycle, and Inductor refrains from it.
+    Of a planned graph: in the order of that graph, each kernel that is called, and around it those generated. Inductor fuses
+    generated kernels across any distance, and then sorts all anew. So a replay that nothing ties to the backward, but for its
+    reader, would become part of an early one, or an early one of it, and what they read stays. Here each call waits for what is
+    generated before it, and what is generated after it waits for the call: what would be fused across a call is not. Done to
+    the graph itself, such ties would keep Inductor from seeing what it calls, so that it would store other values, in other
+    layouts.
+
+    Of every graph: what reads a buffer that another kernel writes into, after that one. On a CPU torch 2.13 forgets this of a
+    kernel whose loops it changes in order to fuse it, but for kernels with such ties (`SchedulerNode.recompute_size_and_body`),
+    and so may move it before: VGG's convolutions, behind an adaptive pool, then get gradients of zero.
     """
 
-    def __call__(self, graph: fx.Graph) -> None:
-        calls = [node for node in graph.nodes if _is_call(node)]
-        if any(node.meta.get(_PLANNED) for node in graph.nodes):
-            preserve_node_ordering(graph, {node: OrderedSet([before]) for before, node in itertools.pairwise(calls)})
+    def __call__(self, nodes: list[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
+        makers = {name: node for node in nodes for name in node.get_buffer_names()}
+        for node in nodes:
+            writers = (makers[dep.name] for dep in node.unmet_dependencies if dep.name in makers)
+            _tie(node, [other for other in writers if other is not node and other.has_aliasing_or_mutation()])
+        places = {node: place for place, node in enumerate(V.graph.module.graph.nodes)}
+        if any(node.meta.get(_PLANNED) for node in places):
+            nodes = _in_order(nodes, [_place(node, places) for node in nodes])
+            _tie_to_calls(nodes)
+        V.graph.scheduler.nodes = nodes
+        V.graph.scheduler.compute_ancestors()
+        return nodes
 
     def uuid(self) -> str:
-        return "actsolve: calls in order"
+        return "actsolve: kernels in order"
+
+
+def _tie_to_calls(nodes: list[BaseSchedulerNode]) -> None:
+    call: BaseSchedulerNode | None = None
+    since: list[BaseSchedulerNode] = []
+    for node in nodes:
+        if isinstance(node, ExternKernelSchedulerNode) and not isinstance(node.node, MultiOutput):
+            _tie(node, [*since, *([] if call is None else [call])])
+            call, since = node, []
+        elif isinstance(node, SchedulerNode):
+            _tie(node, [] if call is None else [call])
+            since.append(node)
+
+
+def _place(node: BaseSchedulerNode, places: Mapping[fx.Node, int]) -> int:
+    """Return where in its graph a kernel belongs: at the last op that it computes, or lays something out for."""
+    origins = node.node.get_origins() if node.node is not None else ()
+    return max((places[origin] for origin in origins if origin in places), default=-1)
+
+
+def _in_order(nodes: list[BaseSchedulerNode], places: list[int]) -> list[BaseSchedulerNode]:
+    """Return ``nodes`` by their places, but none before what it waits for."""
+    makers = {name: i for i, node in enumerate(nodes) for name in node.get_buffer_names()}
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(len(nodes)))
+    for i, node in enumerate(nodes):
+        graph.add_edges_from((makers[dep.name], i) for dep in node.unmet_dependencies if makers.get(dep.name, i) != i)
+    return [nodes[i] for i in nx.lexicographical_topological_sort(graph, key=lambda i: (places[i], i))]
+
+
+def _tie(node: BaseSchedulerNode, before: list[BaseSchedulerNode]) -> None:
+    """Have ``node`` wait for what is ``before`` it, whose memory does not wait for it."""
+    for other in before:
+        for name in other.get_buffer_names():
+            node.add_fake_dep(WeakDep(name, node.get_first_name(), is_fake=True))
 
 
 def mark_planned(node: fx.Node) -> None:
     """Mark ``node`` as one of a planned backward, whose calls keep their order."""
     node.meta[_PLANNED] = True
-
-
-def _is_call(node: fx.Node) -> bool:
-    """Whether Inductor will call a kernel for ``node`` that only computes a result."""
-    target = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
-        return False
-    return not is_view(node) and not is_fused(node) and not draws_seeds(node)
 
 
 def compiled(
@@ -105,20 +149,15 @@ def compiled(
         partitioner: In place of Inductor's own.
         options: Of `torch._inductor.config`.
     """
-    patches, settings = dict(options), {"force_non_lazy_backward_lowering": True}
+    patches, settings = {**options, "_pre_fusion_custom_pass": _InOrder()}, {"force_non_lazy_backward_lowering": True}
     if partitioner is not None:
         patches["custom_partitioner_fn"] = partitioner
-        patches["post_grad_custom_post_pass"] = [*_listed(patches.get("post_grad_custom_post_pass")), _KeepOrder()]
         if partitioner.uuid() is None:
             patches["fx_graph_cache"] = settings["enable_autograd_cache"] = False
     # The backward too is compiled now: torch would leave it to the first one, within which nothing else can be compiled.
     with torch._functorch.config.patch(settings):
         function: Any = compile_fx(copy.deepcopy(module), inputs, config_patches=patches)
     return function  # type: ignore[no-any-return]
-
-
-def _listed(passes: Any) -> list[Any]:
-    return list(passes) if isinstance(passes, (list, tuple)) else [] if passes is None else [passes]
 
 
 @contextlib.contextmanager

@@ -1,0 +1,74 @@
+"""The layouts in which Inductor computes convolutions, which no graph shows.
+
+Where it computes with channels last, what a convolution reads is in that layout. An input of the step that is not is copied when
+the forward begins, and it is the copy that is saved for the backward. A convolution that is measured in another layout takes
+copies of all that it reads, and of its results, as workspace, and the time for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx import Node
+
+from actsolve.capture.torch_internals import FakeTensor
+
+aten = torch.ops.aten
+_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
+
+
+def with_channels_last(call: Node) -> Node:
+    """Return a call like ``call`` that reads its 4-d tensors with channels last if it is a convolution's; else ``call``."""
+    if call.target not in _CONVOLUTIONS:
+        return call
+    graph, laid_out = fx.Graph(), {}
+    for node in call.all_input_nodes:
+        laid_out[node] = graph.placeholder(node.name)
+        laid_out[node].meta["val"] = _channels_last(node.meta["val"])
+    return _with_value(graph.node_copy(call, laid_out.__getitem__))
+
+
+def copied(graph: fx.Graph, node: Node) -> Node:
+    """Add a copy of ``node`` with channels last to ``graph``."""
+    return _with_value(graph.call_function(aten.clone.default, (node,), {"memory_format": torch.channels_last}))
+
+
+def is_laid_out_anew(node: Node) -> bool:
+    """Whether ``node`` is an input that Inductor copies into channels last where it computes with them."""
+    value = node.meta.get("val")
+    if node.op != "placeholder" or not isinstance(value, torch.Tensor) or value.dim() != 4:
+        return False
+    return value.is_contiguous() and not value.is_contiguous(memory_format=torch.channels_last)
+
+
+def shaped(graph: fx.Graph, node: Node, shape: Sequence[int]) -> Node:
+    """Add a view of ``node`` to ``graph``."""
+    return _with_value(graph.call_function(aten.view.default, (node, list(shape))))
+
+
+def elements_of(value: torch.Tensor) -> torch.Tensor:
+    """Return a fake tensor of the elements of another, in one dimension."""
+    made: torch.Tensor = _called(aten.view.default, value, [-1])
+    return made
+
+
+def _with_value(node: Node) -> Node:
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    node.meta["val"] = _called(node.target, *args, **kwargs)
+    return node
+
+
+def _channels_last(value: torch.Tensor) -> torch.Tensor:
+    if value.dim() != 4:
+        return value
+    made: torch.Tensor = _called(aten.clone.default, value, memory_format=torch.channels_last)
+    return made
+
+
+def _called(target: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what a call gives for fake tensors."""
+    with next(t.fake_mode for t in args if isinstance(t, FakeTensor)):
+        return target(*args, **kwargs)
