@@ -14,6 +14,7 @@ import torch
 
 from actsolve.check import check
 from actsolve.inductor.emit import emitted
+from actsolve.inductor.late_replays import late
 from actsolve.inductor.split import Split, split_of
 from actsolve.inductor.torch_inductor import Modules, Partitioner, compiled
 from actsolve.inductor.trial import Trial, trial
@@ -72,7 +73,7 @@ class Step:
 
     def run(self, found: Plan, budget_bytes: int) -> Round:
         """Compile and measure a plan."""
-        timeline = timeline_of(self.problem, found)
+        timeline = late(self.problem, found)
         check(replace(self.problem, budget_bytes=max(budget_bytes, timeline.peak_bytes)), timeline.schedule)
 
         def partition(_: torch.fx.GraphModule, stock: Callable[[], Modules], n_outputs: int) -> Modules:
@@ -113,12 +114,13 @@ def rounds_within(step: Step, budget_bytes: int, stock: Trial | None, options: P
     low, high = 0, predicted  # planned budgets: the largest known to fit, the smallest known not to
     aim = budget_bytes if stock is None else int(budget_bytes * predicted / needed(stock, problem))
     rounds: list[Round] = []
+    smallest = False  # whether the last one that was run is the smallest plan
     for _ in range(_PLANS_PER_ROUND * most):
         found = plan(replace(problem, budget_bytes=aim), "milp", replace(options, seeds=tuple(r.plan for r in rounds)))
         smallest = not found.found
         if smallest:
             aim, found = least_budget(problem, options)
-        schedule = timeline_of(problem, found).schedule
+        schedule = late(problem, found).schedule
         known = next((r for r in rounds if r.timeline.schedule == schedule), None)
         if known is None:
             if len(rounds) == most:
@@ -136,7 +138,7 @@ def rounds_within(step: Step, budget_bytes: int, stock: Trial | None, options: P
         aim = int(aim * share) if serves else int(aim * min(share, 1.0) * _LESS)
         if not low < aim < high:
             aim = (low + high) // 2
-    if not any(needed(r.trial, problem) <= budget_bytes for r in rounds):
+    if not smallest and not any(needed(r.trial, problem) <= budget_bytes for r in rounds):
         rounds.append(step.run(least_budget(problem, options)[1], 0))
     return sorted(rounds, key=lambda r: _rank(r, budget_bytes, stock), reverse=True)
 

@@ -14,6 +14,7 @@ from typing import Any
 import networkx as nx
 import torch
 import torch._functorch.config
+import torch._inductor.config
 from torch import fx
 from torch._dynamo.exc import ShortenTraceback
 from torch._functorch._aot_autograd import descriptors
@@ -21,7 +22,7 @@ from torch._functorch.partitioners import has_recomputable_ops, min_cut_remateri
 from torch._guards import CompileContext, tracing
 from torch._inductor import lowering
 from torch._inductor.compile_fx import compile_fx
-from torch._inductor.custom_graph_pass import CustomPartitionerFn, CustomSchedulerPass
+from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn, CustomSchedulerPass
 from torch._inductor.dependencies import WeakDep
 from torch._inductor.graph import GraphLowering
 from torch._inductor.ir import MultiOutput
@@ -98,6 +99,21 @@ class _InOrder(CustomSchedulerPass):
         return "actsolve: kernels in order"
 
 
+class _InLayoutsOfInductor(CustomGraphPass):
+    """Has a planned backward laid out as Inductor lays out its own: a graph in which there are no convolutions.
+
+    Those that are replayed would else have it lay out all there is with channels last, and other layouts round otherwise. They
+    come out as they did in the forward all the same, from what they read.
+    """
+
+    def __call__(self, graph: fx.Graph) -> None:
+        if any(node.meta.get(_PLANNED) for node in graph.nodes):
+            torch._inductor.config.layout_optimization = False  # `compiled` puts it back
+
+    def uuid(self) -> str:
+        return "actsolve: layouts of Inductor's backward"
+
+
 def _tie_to_calls(nodes: list[BaseSchedulerNode]) -> None:
     call: BaseSchedulerNode | None = None
     since: list[BaseSchedulerNode] = []
@@ -111,9 +127,13 @@ def _tie_to_calls(nodes: list[BaseSchedulerNode]) -> None:
 
 
 def _place(node: BaseSchedulerNode, places: Mapping[fx.Node, int]) -> int:
-    """Return where in its graph a kernel belongs: at the last op that it computes, or lays something out for."""
-    origins = node.node.get_origins() if node.node is not None else ()
-    return max((places[origin] for origin in origins if origin in places), default=-1)
+    """Return where in its graph a kernel belongs: a generated one at the last op that it computes, be it for a later call.
+
+    What only lays an input out for a call belongs to the call.
+    """
+    origins = [origin for origin in (node.node.get_origins() if node.node is not None else ()) if origin in places]
+    computed = [o for o in origins if is_fused(o) and not is_view(o)] if isinstance(node, SchedulerNode) else []
+    return max((places[origin] for origin in computed or origins), default=-1)
 
 
 def _in_order(nodes: list[BaseSchedulerNode], places: list[int]) -> list[BaseSchedulerNode]:
@@ -149,7 +169,10 @@ def compiled(
         partitioner: In place of Inductor's own.
         options: Of `torch._inductor.config`.
     """
-    patches, settings = {**options, "_pre_fusion_custom_pass": _InOrder()}, {"force_non_lazy_backward_lowering": True}
+    patches, settings = dict(options), {"force_non_lazy_backward_lowering": True}
+    patches["_pre_fusion_custom_pass"] = _InOrder()
+    patches["post_grad_custom_post_pass"] = [*_listed(patches.get("post_grad_custom_post_pass")), _InLayoutsOfInductor()]
+    patches.setdefault("layout_optimization", torch._inductor.config.layout_optimization)
     if partitioner is not None:
         patches["custom_partitioner_fn"] = partitioner
         if partitioner.uuid() is None:
@@ -158,6 +181,10 @@ def compiled(
     with torch._functorch.config.patch(settings):
         function: Any = compile_fx(copy.deepcopy(module), inputs, config_patches=patches)
     return function  # type: ignore[no-any-return]
+
+
+def _listed(passes: Any) -> list[Any]:
+    return list(passes) if isinstance(passes, (list, tuple)) else [] if passes is None else [passes]
 
 
 @contextlib.contextmanager
