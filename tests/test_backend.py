@@ -13,8 +13,8 @@ from torch import nn
 import actsolve
 from actsolve.errors import ActsolveError, CaptureError, InfeasibleBudget, UsageError
 from actsolve.inductor.kernels import base_of, kernels_of
-from actsolve.inductor.torch_inductor import passing_through
 from actsolve.inductor.operand_copies import with_operand_copies
+from actsolve.inductor.torch_inductor import passing_through
 
 Tensors = list[torch.Tensor]
 
@@ -228,7 +228,7 @@ def test_the_weights_of_convolutions_that_inductor_lays_out_anew() -> None:
     assert graph.predicted_bytes is not None and 0.9 < graph.peak_bytes / graph.predicted_bytes < 1.1
 
 
-def test_copies_of_weights_are_nodes_of_both_graphs() -> None:
+def test_copies_of_what_convolutions_read_are_nodes_of_both_graphs() -> None:
     """Of those that are laid out anew: of a kernel of one element both layouts are one."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -255,10 +255,11 @@ def test_copies_of_weights_are_nodes_of_both_graphs() -> None:
         for node, name in zip(module.graph.find_nodes(op="placeholder"), names, strict=True):
             node.name = name
     ours, theirs = with_operand_copies(one, two, 1)
-    (made,) = ours.graph.find_nodes(op="call_function", target=aten.clone.default)
-    assert made.args[0].name == "wide_1" and made.meta["val"].is_contiguous(memory_format=torch.channels_last)  # type: ignore[union-attr]
+    image, made = ours.graph.find_nodes(op="call_function", target=aten.clone.default)
+    assert (image.args[0].name, made.args[0].name) == ("x_1", "wide_1")  # type: ignore[union-attr]
+    assert all(n.meta["val"].is_contiguous(memory_format=torch.channels_last) for n in (image, made))
     (output,) = ours.graph.find_nodes(op="output")
-    assert [n.name for n in output.args[0]][1:] == ["x_1", made.name, "narrow_1", "convolution"]
+    assert [n.name for n in output.args[0]][1:] == [image.name, made.name, "narrow_1", "convolution"]
     given = [n.name for n in theirs.graph.find_nodes(op="placeholder")]
-    assert given == ["x_1", made.name, "narrow_1", "convolution", "g_1"]
+    assert given == [image.name, made.name, "narrow_1", "convolution", "g_1"]
     assert not one.graph.find_nodes(op="call_function", target=aten.clone.default), "Inductor's own graph stays as it is"

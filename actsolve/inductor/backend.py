@@ -16,11 +16,12 @@ from actsolve.cost.hardware import profile
 from actsolve.cost.optimizers import optimizer_memory
 from actsolve.errors import ActsolveError, CaptureError, InfeasibleBudget, UsageError
 from actsolve.inductor.costs import costs_of
+from actsolve.inductor.layouts import Strides
+from actsolve.inductor.operand_copies import with_operand_copies
 from actsolve.inductor.search import Round, Step, needed, rounds_of
 from actsolve.inductor.split import Split, split_of, symbolic_shapes
 from actsolve.inductor.torch_inductor import Modules, Partitioner, compiled, frame_id, has_checkpoints, passing_through
 from actsolve.inductor.trial import Trial, trial
-from actsolve.inductor.operand_copies import with_operand_copies
 from actsolve.planners import least_budget
 from actsolve.problem import Problem
 from actsolve.settings import Settings
@@ -162,14 +163,15 @@ class CompileBackend:
                 splits.insert(0, copies)  # what it tells is nearer to what Inductor does; the other may come nearer to its bits
             return modules
 
-        function = compiled(module, inputs, Partitioner(observe, None), self.options)
+        observer = Partitioner(observe, None)
+        function = compiled(module, inputs, observer, self.options)
         if not splits:  # nothing that is returned requires a gradient
             return function
         self._refuse_second_graph()
         own = _tried(function, inputs)
         steps, static_bytes = [], 0
         for split in splits:
-            problem, static_bytes = self._problem(split, inputs)
+            problem, static_bytes = self._problem(split, inputs, observer.strides)
             steps.append(Step(module, inputs, split, problem, self.options, _own_code(), copies=split is not splits[-1]))
         problem = steps[0].problem
         if self.budget.is_smallest:
@@ -204,12 +206,12 @@ class CompileBackend:
                 "itself; one backend per model",
             )
 
-    def _problem(self, split: Split, inputs: Sequence[Any]) -> tuple[Problem, int]:
+    def _problem(self, split: Split, inputs: Sequence[Any], strides: Mapping[str, Strides]) -> tuple[Problem, int]:
         """Return the problem without static memory, whose budget is set per round; and the static bytes."""
         tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
         memory = _optimizer_memory(self.settings, tensors)
         storages = {storage_key(t): t.untyped_storage().nbytes() for t in tensors}
-        costs = costs_of(split, self.settings.hardware, _device(inputs))
+        costs = costs_of(split, self.settings.hardware, _device(inputs), strides)
         problem = Problem(split.graph, costs, MAX_BYTES, optimizer_bytes=memory.temporary_bytes)
         return problem, sum(storages.values()) + memory.state_bytes
 

@@ -10,6 +10,7 @@ their time on a CPU.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -22,7 +23,7 @@ from actsolve.cost.measure import measure_costs
 from actsolve.cost.roofline import LAUNCH_S, moved_bytes, roofline_costs
 from actsolve.cost.timing import COPY_BYTES, copy, timed
 from actsolve.inductor.kernels import Kernel
-from actsolve.inductor.layouts import with_channels_last
+from actsolve.inductor.layouts import Strides, as_called
 from actsolve.inductor.split import Split
 from actsolve.inductor.torch_inductor import computes_with_channels_last, is_random_number
 from actsolve.problem import Costs
@@ -30,16 +31,17 @@ from actsolve.problem import Costs
 _RANDOM_S = {"cpu": 5e-9}  # per number on a CPU, whose generated code makes them one at a time
 
 
-def costs_of(split: Split, hardware: str, device: torch.device) -> Costs:
+def costs_of(split: Split, hardware: str, device: torch.device, strides: Mapping[str, Strides]) -> Costs:
     """Return what each op of a split step costs.
 
     Args:
         split: The step.
         hardware: ``auto`` measures what is called on ``device``; else a profile's name.
         device: What the step runs on.
+        strides: With which Inductor's own step calls its kernels, by their names (`Partitioner.strides`).
     """
     if hardware == "auto":
-        calls = _calls(split)
+        calls = _calls(split, strides)
         known_as = zip(split.graph.ops, calls, strict=True)
         ops = (op if call is None else replace(op, signature=signature(call)) for op, call in known_as)
         called = measure_costs(replace(split.graph, ops=tuple(ops)), calls)
@@ -59,12 +61,12 @@ def costs_of(split: Split, hardware: str, device: torch.device) -> Costs:
     return Costs(tuple(seconds), tuple(replay_seconds), called.workspace_bytes, source, called.unknown)
 
 
-def _calls(split: Split) -> list[Node | None]:
+def _calls(split: Split, strides: Mapping[str, Strides]) -> list[Node | None]:
     """Return per op the call that it makes, with what it reads laid out as Inductor does; None for a generated kernel."""
     calls = [None if kernel.fused else kernel.nodes[0] for kernel in split.kernels]
     if not computes_with_channels_last(split.forward):
         return calls
-    return [None if call is None else with_channels_last(call) for call in calls]
+    return [None if call is None else as_called(call, strides) for call in calls]
 
 
 def _random_numbers(kernel: Kernel) -> int:

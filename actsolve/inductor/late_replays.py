@@ -1,7 +1,7 @@
 """Replays moved to where they are first read.
 
 A planner puts a replay anywhere before its reader where it fits. On a CPU Inductor makes one kernel of all that is generated
-between two calls, so that what each part of it reads and makes is there at once: the less lies between two calls, the less that is.
+between two calls, so that what each part of it reads and makes is there at once: the less lies between two calls, the better.
 """
 
 from __future__ import annotations

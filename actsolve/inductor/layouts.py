@@ -7,7 +7,7 @@ copies of all that it reads, and of its results, as workspace, and the time for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,17 +17,27 @@ from torch.fx import Node
 from actsolve.capture.torch_internals import FakeTensor
 
 aten = torch.ops.aten
+Strides = tuple[tuple[int, ...] | None, ...]
+
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 
-def with_channels_last(call: Node) -> Node:
-    """Return a call like ``call`` that reads its 4-d tensors with channels last if it is a convolution's; else ``call``."""
+def as_called(call: Node, strides: Mapping[str, Strides]) -> Node:
+    """Return a call like ``call`` on tensors that are laid out as Inductor lays them out, if it is a convolution.
+
+    Args:
+        call: A node of Inductor's forward or backward.
+        strides: Per name of a node those of the tensors that it is called with, as far as they are known; those of the others are
+            taken to be channels last.
+    """
     if call.target not in _CONVOLUTIONS:
         return call
     graph, laid_out = fx.Graph(), {}
-    for node in call.all_input_nodes:
+    known = strides.get(call.name, ())
+    known = known if len(known) == len(call.all_input_nodes) else (None,) * len(call.all_input_nodes)
+    for node, wanted in zip(call.all_input_nodes, known, strict=True):
         laid_out[node] = graph.placeholder(node.name)
-        laid_out[node].meta["val"] = _channels_last(node.meta["val"])
+        laid_out[node].meta["val"] = _laid_out(node.meta["val"], wanted)
     return _with_value(graph.node_copy(call, laid_out.__getitem__))
 
 
@@ -61,10 +71,12 @@ def _with_value(node: Node) -> Node:
     return node
 
 
-def _channels_last(value: torch.Tensor) -> torch.Tensor:
-    if value.dim() != 4:
-        return value
-    made: torch.Tensor = _called(aten.clone.default, value, memory_format=torch.channels_last)
+def _laid_out(value: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Tensor:
+    made = value
+    if strides is not None and len(strides) == value.dim():
+        made = _called(aten.new_empty_strided.default, value, list(value.shape), list(strides))
+    elif value.dim() == 4:
+        made = _called(aten.clone.default, value, memory_format=torch.channels_last)
     return made
 
 

@@ -15,10 +15,10 @@ import torch
 from actsolve.check import check
 from actsolve.inductor.emit import emitted
 from actsolve.inductor.late_replays import late
+from actsolve.inductor.operand_copies import with_operand_copies
 from actsolve.inductor.split import Split, split_of
 from actsolve.inductor.torch_inductor import Modules, Partitioner, compiled
 from actsolve.inductor.trial import Trial, trial
-from actsolve.inductor.operand_copies import with_operand_copies
 from actsolve.plan import Plan
 from actsolve.planners import PlannerOptions, least_budget, plan
 from actsolve.problem import Problem

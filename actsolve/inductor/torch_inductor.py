@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import networkx as nx
+import sympy
 import torch
 import torch._functorch.config
 import torch._inductor.config
@@ -25,7 +26,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn, CustomSchedulerPass
 from torch._inductor.dependencies import WeakDep
 from torch._inductor.graph import GraphLowering
-from torch._inductor.ir import MultiOutput
+from torch._inductor.ir import IRNode, MultiOutput
 from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNode, SchedulerNode
 from torch._inductor.virtualized import V
 from torch.utils._python_dispatch import _disable_current_modes
@@ -49,10 +50,15 @@ class Partitioner(CustomPartitionerFn):
     Args:
         partition: What splits the joint graph.
         key: Equal only where ``partition`` does the same; None keeps the step out of the caches.
+
+    Attributes:
+        strides: Per name of a node that Inductor calls a kernel for, those of the tensors that it is given; empty where a step
+            comes from the caches.
     """
 
     def __init__(self, partition: Partition, key: str | None) -> None:
         self._partition, self._key = partition, key
+        self.strides: dict[str, tuple[tuple[int, ...] | None, ...]] = {}
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Modules:
         return self._partition(
@@ -82,12 +88,19 @@ class _InOrder(CustomSchedulerPass):
     and so may move it before: VGG's convolutions, behind an adaptive pool, then get gradients of zero.
     """
 
+    def __init__(self, strides: dict[str, tuple[tuple[int, ...] | None, ...]]) -> None:
+        self._strides = strides
+
     def __call__(self, nodes: list[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
         makers = {name: node for node in nodes for name in node.get_buffer_names()}
         for node in nodes:
             writers = (makers[dep.name] for dep in node.unmet_dependencies if dep.name in makers)
             _tie(node, [other for other in writers if other is not node and other.has_aliasing_or_mutation()])
-        places = {node: place for place, node in enumerate(V.graph.module.graph.nodes)}
+        graph: Any = V.graph.module.graph
+        places = {node: place for place, node in enumerate(graph.nodes)}
+        for node in filter(_is_call, nodes):
+            if origins := _origins(node, places):
+                self._strides[max(origins, key=places.__getitem__).name] = tuple(map(_strides_of, node.node.inputs))  # type: ignore[union-attr]
         if any(node.meta.get(_PLANNED) for node in places):
             nodes = _in_order(nodes, [_place(node, places) for node in nodes])
             _tie_to_calls(nodes)
@@ -114,11 +127,21 @@ class _InLayoutsOfInductor(CustomGraphPass):
         return "actsolve: layouts of Inductor's backward"
 
 
+def _is_call(node: BaseSchedulerNode) -> bool:
+    return isinstance(node, ExternKernelSchedulerNode) and not isinstance(node.node, MultiOutput)
+
+
+def _strides_of(buffer: Any) -> tuple[int, ...] | None:
+    """Return the strides of what a kernel is given; None of what is no tensor, or of no fixed layout."""
+    strides = buffer.maybe_get_stride() if isinstance(buffer, IRNode) else None
+    return None if strides is None or not all(isinstance(s, (int, sympy.Integer)) for s in strides) else tuple(map(int, strides))
+
+
 def _tie_to_calls(nodes: list[BaseSchedulerNode]) -> None:
     call: BaseSchedulerNode | None = None
     since: list[BaseSchedulerNode] = []
     for node in nodes:
-        if isinstance(node, ExternKernelSchedulerNode) and not isinstance(node.node, MultiOutput):
+        if _is_call(node):
             _tie(node, [*since, *([] if call is None else [call])])
             call, since = node, []
         elif isinstance(node, SchedulerNode):
@@ -131,9 +154,14 @@ def _place(node: BaseSchedulerNode, places: Mapping[fx.Node, int]) -> int:
 
     What only lays an input out for a call belongs to the call.
     """
-    origins = [origin for origin in (node.node.get_origins() if node.node is not None else ()) if origin in places]
+    origins = _origins(node, places)
     computed = [o for o in origins if is_fused(o) and not is_view(o)] if isinstance(node, SchedulerNode) else []
     return max((places[origin] for origin in computed or origins), default=-1)
+
+
+def _origins(node: BaseSchedulerNode, places: Mapping[fx.Node, int]) -> list[fx.Node]:
+    """Return the nodes of its graph that a kernel is made for."""
+    return [origin for origin in (node.node.get_origins() if node.node is not None else ()) if origin in places]
 
 
 def _in_order(nodes: list[BaseSchedulerNode], places: list[int]) -> list[BaseSchedulerNode]:
@@ -170,7 +198,7 @@ def compiled(
         options: Of `torch._inductor.config`.
     """
     patches, settings = dict(options), {"force_non_lazy_backward_lowering": True}
-    patches["_pre_fusion_custom_pass"] = _InOrder()
+    patches["_pre_fusion_custom_pass"] = _InOrder({} if partitioner is None else partitioner.strides)
     patches["post_grad_custom_post_pass"] = [*_listed(patches.get("post_grad_custom_post_pass")), _InLayoutsOfInductor()]
     patches.setdefault("layout_optimization", torch._inductor.config.layout_optimization)
     if partitioner is not None:
