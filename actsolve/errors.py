@@ -44,10 +44,14 @@ class CaptureError(UsageError):
     """A training step that cannot be traced.
 
     Attributes:
-        module: Path of the submodule whose Python no trace can follow, if one is to blame.
+        module: Name of the part of the step whose Python no trace can follow, if one is to blame.
+        around: Names of those around it, from the inside.
+        draws: Whether it is Python's or NumPy's global generator that the step goes on with.
     """
 
     module: str | None = None
+    around: tuple[str, ...] = ()
+    draws: bool = False
 
 
 class ForwardError(CaptureError):

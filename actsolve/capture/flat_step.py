@@ -48,7 +48,7 @@ class FlatStep(torch.nn.Module):
         for constant in self._constants.values():
             refuse_hidden_data(constant, "an input")
         self.answers: Answers | None = None
-        self.regions = Regions(step.model, step.eager)
+        self.regions = Regions(step.model, step.loss_fn, step.eager)
         self._note: Callable[[Asked], None] | None = None  # while it runs for real
         state = [container[key] for container, key in state_places(step.model, leave_out)]
         self._n_state = len(state)
@@ -77,7 +77,7 @@ class FlatStep(torch.nn.Module):
         self._traced.enter_context(state.replaced(tensors[: self._n_state]))
         self._traced.enter_context(put_back(self._constants.values()))
         with recorded_origins(model, entry=FlatStep.forward.__code__, keeps_casts=self._keeps_casts):
-            output = call_step(run, self._loss_fn, args, kwargs)
+            output = call_step(run, self.regions.loss_fn, args, kwargs)
             if self._loss_fn is not None:
                 _refuse_odd_loss(self._loss_fn, *output)
         self._writes = state.writes()
@@ -115,7 +115,7 @@ class FlatStep(torch.nn.Module):
 
         def forward(note: Callable[[Asked], None]) -> None:
             self._note = note
-            before = python_states() if self.regions else {}  # what is left in eager may draw from them
+            before = python_states()
             try:
                 self(*copies)
             finally:

@@ -23,7 +23,8 @@ from actsolve.capture.region_token import generators_at, settings_in, token_of
 from actsolve.capture.settings import SCALARS, settings_key
 from actsolve.capture.state import caches_put_back, every_place, state_places, submodules
 from actsolve.capture.structure import Made, Structure, holds_data, refuse_hidden_data, take_apart
-from actsolve.capture.torch_internals import n_mutations, storage_key
+from actsolve.capture.torch_internals import NotGiven, n_mutations, storage_key
+from actsolve.eager_parts import Part
 from actsolve.errors import CaptureError, UsageError
 
 IN_TURN = threading.RLock()
@@ -91,18 +92,21 @@ class RegionCall:
     """One call of a region in the forward.
 
     Attributes:
-        path: Of the module.
-        module: What is called.
-        function: Its forward.
+        path: The name of the part.
+        module: Whose tensors and attributes it may use.
+        function: What is called.
         structure: Of its inputs.
         inputs: Its inputs: where a tensor is among the flat ones, or a constant.
-        n_state: How many of the flat tensors are the module's own; they come first.
+        given: Which of the module's tensors it is given, by their places; they come first among the flat tensors.
+        n_places: How many there are.
+        is_outside: Whether the module is no part of the model: what is not trained is left where it is.
         needed: Which of the flat tensors require a gradient.
         leaf: Which of them are leaves of autograd's graph: weights, and inputs of the model.
         autocast: Kind of device, whether it is on, and the dtype.
         keeps_casts: Whether autocast casts a weight once for all its uses.
         with_grad: Whether it is called where gradients are wanted.
         learned: What is known of it.
+        changed: Which of the flat tensors it writes to: it is given copies of these, and nobody reads them after it.
         modes: Whether each of its modules is in training mode.
         key: Stands for it in the graph.
     """
@@ -112,19 +116,32 @@ class RegionCall:
     function: Callable[..., Any]
     structure: Structure
     inputs: tuple[int | Constant, ...]
-    n_state: int
+    given: tuple[int, ...]
+    n_places: int
+    is_outside: bool
     needed: tuple[bool, ...]
     leaf: tuple[bool, ...]
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     keeps_casts: bool
     with_grad: bool
     learned: Learned | None = None
+    changed: frozenset[int] = frozenset()
     modes: tuple[tuple[torch.nn.Module, bool], ...] = ()
     key: int = field(default_factory=itertools.count().__next__)
 
     def __post_init__(self) -> None:
         CALLS[self.key] = self
         self.modes = tuple((child, child.training) for child in submodules(self.module))
+
+    @property
+    def n_state(self) -> int:
+        """How many of the flat tensors are the module's own."""
+        return len(self.given)
+
+    @property
+    def positions(self) -> list[int]:
+        """Which of the flat tensors get a gradient."""
+        return [i for i, need in enumerate(self.needed) if need]
 
     @property
     def known(self) -> Learned:
@@ -161,9 +178,8 @@ class RegionCall:
             given: Any = [None] * len(wanted)
             if pairs and wanted:
                 given = torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
-        positions = [i for i, need in enumerate(self.needed) if need]
-        UNDEFINED.found[self.key] = frozenset(p for p, g in zip(positions, given, strict=True) if g is None)
-        laid_out = [self._laid_out(p, tensors[p], g) for p, g in zip(positions, given, strict=True)]
+        UNDEFINED.found[self.key] = frozenset(p for p, g in zip(self.positions, given, strict=True) if g is None)
+        laid_out = [self._laid_out(p, tensors[p], g) for p, g in zip(self.positions, given, strict=True)]
         return own_memory(laid_out, [*tensors, *(g for g in gradients if g is not None)])
 
     def _laid_out(self, position: int, tensor: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
@@ -182,13 +198,15 @@ class RegionCall:
         """
         with IN_TURN:
             there = [container[key] for container, key in state_places(self.module)]
-            if len(there) != self.n_state:
+            if len(there) != self.n_places:
                 raise self.changes("which tensors it has, between two steps")
             leaves = [t.detach().requires_grad_(need) for t, need in zip(tensors, self.needed, strict=True)]
-            leaves[: self.n_state] = map(_like, leaves, there)
-            stand_in = {id(old): leaf for old, leaf in zip(there, leaves, strict=False)}
+            leaves[: self.n_state] = map(_like, leaves, (there[i] for i in self.given))
+            stand_in = {id(old): self._not_given(old) for i, old in enumerate(there) if i not in self.given}
+            stand_in |= {id(there[i]): leaf for i, leaf in zip(self.given, leaves, strict=False)}
             places = [(container, key, container[key]) for container, key in every_place(self.module)]
-            versions, settings = list(map(n_mutations, leaves)), self._settings()
+            watched = [*leaves, *stand_in.values()]
+            versions, settings = list(map(n_mutations, watched)), self._settings()
             for container, key, old in places:
                 container[key] = stand_in[id(old)]
             try:
@@ -200,9 +218,24 @@ class RegionCall:
                     container[key] = old
             if [id(tensor) for tensor in now] != [id(stand_in[id(old)]) for _, _, old in places]:
                 raise self.changes("its tensors")
-            if versions != list(map(n_mutations, leaves)):
+            if versions != list(map(n_mutations, watched)):
                 raise self.changes("one of its tensors in place")
             self._refuse_changed_settings(settings)
+
+    def _not_given(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what is in the place of a tensor of the module's that it is not given."""
+        if self.is_outside and not tensor.requires_grad:
+            return tensor
+        return NotGiven(tensor, self._uses_another)
+
+    def _uses_another(self, shape: tuple[int, ...]) -> CaptureError:
+        if self.is_outside:
+            return uses_hidden(self.path, shape, "a weight that a model holds, for that is what a planned step trains")
+        return CaptureError(
+            f"{self.path}, which is left in eager, uses a tensor of shape {shape} that it did not use when it was planned for",
+            why="it is given those that it used, and this one's gradient would be lost",
+            try_="the module around it, all of whose tensors it is given, to be left in eager",
+        )
 
     def _refuse_changed_settings(self, before: tuple[int, ...]) -> None:
         children = [path for path, _ in self.module.named_modules()]
@@ -223,11 +256,13 @@ class RegionCall:
         """Call the module; ``keep`` makes its inputs from leaves, which they are not in eager."""
         keep = keep or _no_leaf
         flat = [t if leaf else keep(t) for t, leaf in zip(leaves, self.leaf, strict=True)]
+        flat = [t.clone() if i in self.changed else t for i, t in enumerate(flat)]
+        entries = [t.grad_fn for t in flat]
         inputs = [i.value if isinstance(i, Constant) else flat[i] for i in self.inputs]
         args, kwargs = self.structure.restore(inputs)
         found, structure = take_apart(self.function(*args, **kwargs), Made(inputs))
         self._refuse_changed_inputs(inputs, args, kwargs)
-        return Called(found, structure, flat)
+        return Called(found, structure, flat, entries, self.changed)
 
     def _refuse_changed_inputs(self, inputs: list[Any], args: Any, kwargs: Any) -> None:
         """Raise if something else was put into a list, a dict or an object that it was given: nobody would see it."""
@@ -287,16 +322,20 @@ class Called:
         leaves: Tensors, and what is none.
         structure: How they were nested.
         flat: The tensors that it was given.
+        entries: What autograd's graph began from, for each.
+        changed: Which of them are copies, of its own to write to.
     """
 
     leaves: list[Any]
     structure: Structure
     flat: list[torch.Tensor]
+    entries: list[Any]
+    changed: frozenset[int]
 
     @property
     def shared(self) -> tuple[int, ...]:
         """For each tensor how many of those before it, given ones included, are in the same memory."""
-        keys = list(map(storage_key, self.flat))
+        keys = [storage_key(t) for i, t in enumerate(self.flat) if i not in self.changed]
         found = []
         for tensor in (t for t in self.leaves if isinstance(t, torch.Tensor)):
             found.append(keys.count(storage_key(tensor)))
@@ -331,16 +370,28 @@ ANOTHER_REGION = 'a module around it, or one inside of it, to be left in eager; 
 
 
 def region_call(
-    path: str, module: torch.nn.Module, function: Callable[..., Any], state: Sequence[torch.Tensor], args: Any, kwargs: Any
+    part: Part, module: torch.nn.Module, function: Callable[..., Any], given: Sequence[int] | None, args: Any, kwargs: Any
 ) -> tuple[RegionCall, list[torch.Tensor]]:
-    """Return a call of ``function``, the forward of ``module``, and its flat tensors: ``state``, then those among its inputs."""
+    """Return a call of ``function``, and its flat tensors: those of the module that are given, then those among its inputs.
+
+    Args:
+        part: What is called.
+        module: Whose tensors and attributes it may use.
+        function: That of the module.
+        given: Which of the module's tensors it is given, by their places; None for all.
+        args: Of the call.
+        kwargs: Of the call.
+    """
+    places = state_places(module)
+    given = tuple(range(len(places)) if given is None else given)
+    state = [places[i][0][places[i][1]] for i in given]
     leaves, structure = take_apart((args, kwargs))
     tensors = list(state)
     where = {id(t): i for i, t in enumerate(tensors)}  # one tensor given twice is one
     inputs: list[int | Constant] = []
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
-            refuse_hidden_data(leaf, f"an input of {path}")
+            refuse_hidden_data(leaf, f"an input of {part.path}")
             inputs.append(Constant(leaf))
             continue
         if id(leaf) not in where:
@@ -352,7 +403,17 @@ def region_call(
     needed = tuple(t.requires_grad and torch.is_grad_enabled() for t in tensors)
     leaf = tuple(i < len(state) or (t.requires_grad and t.is_leaf) for i, t in enumerate(tensors))
     modes = (autocast, torch.is_autocast_cache_enabled(), torch.is_grad_enabled())
-    return RegionCall(path, module, function, structure, tuple(inputs), len(state), needed, leaf, *modes), tensors
+    where_from = (part.path, module, function, structure, tuple(inputs), given, len(places), part.is_outside)
+    return RegionCall(*where_from, needed, leaf, *modes), tensors
+
+
+def uses_hidden(path: str, shape: tuple[int, ...], try_: str) -> CaptureError:
+    """The error that a tensor is trained that is neither given to the region nor made in it."""
+    return CaptureError(
+        f"{path}, which is left in eager, uses a tensor of shape {shape} that is not its own",
+        why="it requires a gradient, which would be lost",
+        try_=try_,
+    )
 
 
 def _like(leaf: torch.Tensor, there: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils.weak import TensorWeakRef
 
 from actsolve.capture.flops import overload_flops
 from actsolve.capture.randomness import as_if_not_traced
-from actsolve.capture.region_call import ANOTHER_REGION, Called, Learned, RegionCall, Returned, Taken
+from actsolve.capture.region_call import ANOTHER_REGION, Called, Learned, RegionCall, Returned, Taken, uses_hidden
 from actsolve.capture.region_token import generators_at
 from actsolve.capture.settings import SCALARS
 from actsolve.capture.state import TracedState
@@ -40,6 +41,28 @@ def learn(call: RegionCall, tensors: Sequence[torch.Tensor], model: torch.nn.Mod
     """
     with as_if_not_traced(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):  # around it nothing is saved
         return _Learner(call, list(tensors), model, set(map(storage_key, state))).returned()
+
+
+def used_by(call: RegionCall, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """Return the places of the module's tensors that ``call``, which is given all of them, computes with."""
+    hooks = torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
+    reads = _Reads()
+    with as_if_not_traced(), hooks, generators_at(call.token()), call.placed(tensors) as leaves, call.as_called(keeps_casts=False):
+        with reads:
+            call.call(leaves, keep=torch.clone)
+        return tuple(i for i, leaf in enumerate(leaves[: call.n_state]) if storage_key(leaf) in reads.storages)
+
+
+class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the storages of what is computed with."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.storages: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.storages.update(map(storage_key, tensors_in((args, kwargs))))
+        return func(*args, **(kwargs or {}))
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
@@ -77,8 +100,7 @@ class _Learner:
                 try_='on_error="original" to train the model as it is',
             )
         del again
-        positions = [i for i, need in enumerate(self.call.needed) if need]
-        strides = {p: g.stride() for p, g in zip(positions, backward(), strict=True)}
+        strides = {p: g.stride() for p, g in zip(self.call.positions, backward(), strict=True)}
         backward_s, _ = _timed(backward, device)
         self.call.learned = Learned(
             structure,
@@ -96,8 +118,7 @@ class _Learner:
         call = self.call
         with call.placed(self.tensors) as leaves, generators_at(call.token()), call.as_called(keeps_casts=False):
             found = call.call(leaves, keep=torch.clone)  # autograd lets nobody write into a leaf, or a view of one
-            if any(map(n_mutations, found.flat[call.n_state :])):
-                raise call.changes("one of its inputs in place")
+            found = replace(found, changed=self._changed(found.flat))
             if any(found.shared):
                 raise CaptureError(
                     f"{call.path}, which is left in eager, returns what is in memory of its inputs, its weights or of another",
@@ -114,20 +135,24 @@ class _Learner:
                 )
             differentiable = tuple(t.requires_grad for t in found.leaves if isinstance(t, torch.Tensor))
             uses, others = _uses(found, leaves)
-            structure = found.structure
+            structure, call.changed = found.structure, found.changed
             del found, leaves
         self._refuse_hidden(others)
         return structure, constants, differentiable, uses
+
+    def _changed(self, flat: list[torch.Tensor]) -> frozenset[int]:
+        """Return which inputs it has written to, which are copies; raise if a planned step could not give it such copies."""
+        call = self.call
+        changed = {i for i, t in enumerate(flat) if i >= call.n_state and n_mutations(t)}
+        if any(call.leaf[i] or flat[i].stride() != self.tensors[i].stride() for i in changed):
+            raise call.changes("one of its inputs in place")
+        return frozenset(changed)
 
     def _refuse_hidden(self, others: list[TensorWeakRef]) -> None:
         """Raise if a tensor is trained that neither is the module's nor comes in, and that was not made in it."""
         gc.collect()
         if hidden := [tuple(t.shape) for ref in others if (t := ref()) is not None]:
-            raise CaptureError(
-                f"{self.call.path}, which is left in eager, uses a tensor of shape {hidden[0]} that is not its own",
-                why="it requires a gradient, which would be lost",
-                try_="a module around it that holds this tensor, to be left in eager",
-            )
+            raise uses_hidden(self.call.path, hidden[0], "a module around it that holds this tensor, to be left in eager")
 
     def _taken(self, run: Callable[[], Any], device: torch.device, seconds: float) -> Taken:
         """Return what ``run`` takes, whose time is known: memory and FLOPs of one more run.
@@ -155,8 +180,8 @@ class _Learner:
 def _uses(found: Called, leaves: list[torch.Tensor]) -> tuple[dict[int, int], list[TensorWeakRef]]:
     """Return how many edges of autograd's graph lead to each tensor, and the other leaves of that graph."""
     at: dict[Any, int] = {get_gradient_edge(leaf).node: i for i, leaf in enumerate(leaves) if leaf.requires_grad}
-    at |= {t.grad_fn: i for i, t in enumerate(found.flat) if t.grad_fn is not None}
-    inputs = {t.grad_fn for t in found.flat if t.grad_fn is not None}
+    inputs = {entry: i for i, entry in enumerate(found.entries) if entry is not None}
+    at |= inputs
     uses: dict[int, int] = {}
     others: dict[Any, TensorWeakRef] = {}
     seen: set[Any] = set()
