@@ -169,7 +169,7 @@ def _in_module(model: torch.nn.Module, path: str, *, is_outside: bool) -> Part |
 
 
 def _class_at(path: str) -> Part | None:
-    """Return the class of modules that was imported as ``path``; None for torch's own."""
+    """Return the class of modules that was imported as ``path``; None for torch's own, and ours."""
     module, names = path.rpartition(".")[0], path.rpartition(".")[2]
     while module and module not in sys.modules:
         module, _, name = module.rpartition(".")
@@ -177,5 +177,5 @@ def _class_at(path: str) -> Part | None:
     found: Any = sys.modules.get(module)
     for name in names.split(".") if found is not None else ():
         found = getattr(found, name, None)
-    is_own = isinstance(found, type) and issubclass(found, torch.nn.Module) and module.partition(".")[0] != "torch"
+    is_own = isinstance(found, type) and issubclass(found, torch.nn.Module) and module.partition(".")[0] not in ("torch", "actsolve")
     return Part(path, None, kind=found, is_outside=True) if is_own and found.forward is not torch.nn.Module.forward else None

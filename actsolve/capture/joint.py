@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from actsolve.capture.answers import Answer, answer_at, note_answers, questions
+from actsolve.capture.cached_calls import forget_traced_results
 from actsolve.capture.dropout import KERNELS
 from actsolve.capture.eager_choice import left_in_eager
 from actsolve.capture.eager_regions import call_of, is_nothing_else, refuse_later_reads, refuse_sums
@@ -221,6 +222,7 @@ def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
             flat.refuse_changes_since()
         finally:
             flat.close()
+            forget_traced_results()
         return export
 
     try:

@@ -296,6 +296,11 @@ def leaked_tensors() -> list[torch.Tensor]:
     return leaked
 
 
+def is_of_trace(value: Any) -> bool:
+    """Whether ``value`` is a tensor as a trace has them."""
+    return isinstance(value, (FunctionalTensor, FakeTensor))
+
+
 _KNOWN_LEAKS: list[weakref.ref[torch.Tensor]] = []
 
 
