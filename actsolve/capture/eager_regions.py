@@ -21,7 +21,7 @@ from actsolve.capture.region_call import ANOTHER_REGION, CALLS, RegionCall, Take
 from actsolve.capture.region_learning import learn, used_by
 from actsolve.capture.state import state_names, state_places
 from actsolve.capture.structure import tensors_in
-from actsolve.capture.torch_internals import real_tensors, storage_key
+from actsolve.capture.torch_internals import input_role, real_tensors, storage_key
 from actsolve.eager_parts import Part, Parts
 from actsolve.errors import CaptureError
 
@@ -93,8 +93,8 @@ def refuse_sums(module: torch.fx.GraphModule, *, given: bool) -> None:
         call = call_of(node)
         assert call is not None
         for item in node.users:
-            sums = [user.args[0] for user in item.users if user.target is torch.ops.aten.add.Tensor and user.args[1] is item]
-            summed = any(given or not isinstance(other, Node) or other.op != "placeholder" for other in sums)
+            sums = [user for user in item.users if user.target is torch.ops.aten.add.Tensor and user.args[1] is item]
+            summed = any(add.users and (given or not _is_tangent(add.args[0])) for add in sums)
             position = call.positions[item.args[1]]
             if summed and call.known.uses.get(position, 0) > 1:
                 tensor = node.args[0][position]
@@ -104,6 +104,10 @@ def refuse_sums(module: torch.fx.GraphModule, *, given: bool) -> None:
                     why="it is read more than once in what is left in eager, and later outside of it: eager adds each to the sum",
                     try_=ANOTHER_REGION,
                 )
+
+
+def _is_tangent(node: Any) -> bool:
+    return isinstance(node, Node) and node.op == "placeholder" and input_role(node).is_tangent
 
 
 def refuse_later_reads(module: torch.fx.GraphModule) -> None:

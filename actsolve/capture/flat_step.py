@@ -40,9 +40,9 @@ class FlatStep(torch.nn.Module):
         super().__init__()
         self._leave_out = leave_out
         self._keeps_casts = torch.is_autocast_cache_enabled()
-        # Behind a list, or torch would find the model's parameters and add them as inputs of its own.
+        # Behind lists, or torch would find the parameters and buffers in them and add them as inputs of its own.
         self._hidden = [step.model]
-        self._loss_fn = step.loss_fn
+        self._hidden_loss = [step.loss_fn]
         leaves, self._structure = take_apart((tuple(step.args), dict(step.kwargs)))
         self._constants = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
         for constant in self._constants.values():
@@ -78,8 +78,9 @@ class FlatStep(torch.nn.Module):
         self._traced.enter_context(put_back(self._constants.values()))
         with recorded_origins(model, entry=FlatStep.forward.__code__, keeps_casts=self._keeps_casts):
             output = call_step(run, self.regions.loss_fn, args, kwargs)
-            if self._loss_fn is not None:
-                _refuse_odd_loss(self._loss_fn, *output)
+            (loss_fn,) = self._hidden_loss
+            if loss_fn is not None:
+                _refuse_odd_loss(loss_fn, *output)
         self._writes = state.writes()
         _refuse_changed_inputs(leaves, self._structure, (args, kwargs))
         return self.layout.record(self._writes, state.settings, output, leaves)

@@ -39,13 +39,13 @@ def learn(call: RegionCall, tensors: Sequence[torch.Tensor], model: torch.nn.Mod
     Raises:
         CaptureError: it has an effect besides what it returns, or not the same one when it runs again.
     """
-    with as_if_not_traced(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):  # around it nothing is saved
+    with as_if_not_traced(), torch.autograd.graph.saved_tensors_hooks(_detached, _as_it_is):  # around it nothing is saved
         return _Learner(call, list(tensors), model, set(map(storage_key, state))).returned()
 
 
 def used_by(call: RegionCall, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
     """Return the places of the module's tensors that ``call``, which is given all of them, computes with."""
-    hooks = torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
+    hooks = torch.autograd.graph.saved_tensors_hooks(_detached, _as_it_is)
     reads = _Reads()
     with as_if_not_traced(), hooks, generators_at(call.token()), call.placed(tensors) as leaves, call.as_called(keeps_casts=False):
         with reads:
@@ -63,6 +63,11 @@ class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.storages.update(map(storage_key, tensors_in((args, kwargs))))
         return func(*args, **(kwargs or {}))
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what is saved: an op whose own result it is would hold itself otherwise."""
+    return tensor.detach()
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
