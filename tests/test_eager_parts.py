@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import random
 from collections.abc import Callable
 from typing import Any
@@ -371,7 +372,7 @@ class Either(nn.Module):
         self.first = True
 
     def _routed(self, h: torch.Tensor) -> torch.Tensor:
-        return (self.a if float(h.detach().numpy().sum()) > -2 else self.b)(h)  # type: ignore[no-any-return]
+        return (self.a if float(h.detach().numpy()[0, 0, 0]) > 0 else self.b)(h)  # type: ignore[no-any-return]
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
         return self._routed(h)
@@ -381,7 +382,7 @@ def test_a_weight_that_was_not_used_when_it_was_planned_for() -> None:
     module, _ = pair(lambda: Model(Either()), eager=["middle._routed"])
     with pytest.raises(CaptureError, match=r"uses a tensor of shape \(16, 16\) that it did not use when it was planned for"):
         for seed in range(20):
-            module(batch(seed) * (-1) ** seed).backward()
+            module(batch(seed)).backward()
     assert isinstance(module.middle.b.weight, nn.Parameter) and module.middle.b.weight.sum() is not None  # type: ignore[union-attr]
 
 
@@ -450,11 +451,19 @@ class Remembers(Model):
         return super().forward(x + self._table(x.shape[-2]))
 
 
+@pytest.fixture
+def _not_frozen() -> Any:
+    gc.unfreeze()  # the garbage collector shows nothing of what conftest.py has frozen
+    yield
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("_not_frozen")
 def test_a_cache_holds_nothing_of_the_trace() -> None:
     module, twin = pair(Remembers)
     assert_alike(module, twin)
     with torch.no_grad():
-        assert module.eval()(batch()) == twin.eval()(batch())
+        assert torch.equal(module.eval()(batch()), twin.eval()(batch()))
 
 
 # -- names ----------------------------------------------------------------------------------------------------------------------

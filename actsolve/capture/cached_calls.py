@@ -14,7 +14,7 @@ _DEPTH = 4  # a result in its entry of the cache, in a tuple, in another
 def forget_traced_results() -> None:
     """Let functions compute anew what they remember as tensors of a trace. By contract that is the same again.
 
-    Looks at all that the garbage collector tracks, as `leaked_tensors` does.
+    Looks at all that the garbage collector tracks, as `leaked_tensors` does: not at what `gc.freeze` has set aside.
     """
     for function in [f for f in gc.get_objects() if type(f) is functools._lru_cache_wrapper]:
         if function.cache_info().currsize and _holds_traced(function, _DEPTH):

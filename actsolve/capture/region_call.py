@@ -20,7 +20,7 @@ import torch
 from actsolve.capture.answers import Answer
 from actsolve.capture.hooks import nothing_saved
 from actsolve.capture.region_token import generators_at, settings_in, token_of
-from actsolve.capture.settings import SCALARS, settings_key
+from actsolve.capture.settings import SCALARS, closed_over, settings_key, value_key
 from actsolve.capture.state import caches_put_back, every_place, state_places, submodules
 from actsolve.capture.structure import Made, Structure, holds_data, refuse_hidden_data, take_apart
 from actsolve.capture.torch_internals import NotGiven, n_mutations, storage_key
@@ -99,6 +99,7 @@ class RegionCall:
         inputs: Its inputs: where a tensor is among the flat ones, or a constant.
         given: Which of the module's tensors it is given, by their places; they come first among the flat tensors.
         n_places: How many there are.
+        is_module: Whether it is the module that is called.
         is_outside: Whether the module is no part of the model: what is not trained is left where it is.
         needed: Which of the flat tensors require a gradient.
         leaf: Which of them are leaves of autograd's graph: weights, and inputs of the model.
@@ -118,6 +119,7 @@ class RegionCall:
     inputs: tuple[int | Constant, ...]
     given: tuple[int, ...]
     n_places: int
+    is_module: bool
     is_outside: bool
     needed: tuple[bool, ...]
     leaf: tuple[bool, ...]
@@ -238,10 +240,11 @@ class RegionCall:
         )
 
     def _refuse_changed_settings(self, before: tuple[int, ...]) -> None:
-        children = [path for path, _ in self.module.named_modules()]
-        for path, old, new in zip(children, before, self._settings(), strict=True):
+        owner = self.path if self.is_module else self.path.rpartition(".")[0]
+        names = [".".join(filter(None, (owner, path))) or "the model" for path, _ in self.module.named_modules()]
+        for name, old, new in zip([*names, self.path], before, self._settings(), strict=True):
             if old != new:
-                raise self.changes(f"an attribute of {self.path}{path and '.'}{path}")
+                raise self.changes(f"an attribute of {name}")
 
     @contextlib.contextmanager
     def as_called(self, *, keeps_casts: bool) -> Iterator[None]:
@@ -292,7 +295,10 @@ class RegionCall:
             )
 
     def _settings(self) -> tuple[int, ...]:
-        return tuple(hash(settings_key(child)) for child in submodules(self.module))
+        """Return keys of the attributes of its modules, and of what its function refers to."""
+        of_module = isinstance(getattr(self.function, "__self__", None), torch.nn.Module)
+        others = () if of_module else tuple(map(value_key, closed_over(self.function)))
+        return (*(hash(settings_key(child)) for child in submodules(self.module)), hash(others))
 
     def token(self) -> torch.Tensor:
         """Return what a second run goes on from: its settings, and the states of the generators."""
@@ -403,7 +409,7 @@ def region_call(
     needed = tuple(t.requires_grad and torch.is_grad_enabled() for t in tensors)
     leaf = tuple(i < len(state) or (t.requires_grad and t.is_leaf) for i, t in enumerate(tensors))
     modes = (autocast, torch.is_autocast_cache_enabled(), torch.is_grad_enabled())
-    where_from = (part.path, module, function, structure, tuple(inputs), given, len(places), part.is_outside)
+    where_from = (part.path, module, function, structure, tuple(inputs), given, len(places), part.is_module, part.is_outside)
     return RegionCall(*where_from, needed, leaf, *modes), tensors
 
 
