@@ -142,7 +142,7 @@ def is_called(module: torch.nn.Module) -> bool:
 
 
 def is_callable_attribute(module: torch.nn.Module, name: str) -> bool:
-    """Whether ``module`` has a method or a function of that name besides those of all modules, in whose place another can be put."""
+    """Whether ``module`` has a method or function of that name, which not all modules have, and another can take its place."""
     if name.startswith("__") or hasattr(torch.nn.Module, name) or isinstance(module, torch.jit.ScriptModule):
         return False
     held = inspect.getattr_static(module, name, None)
@@ -177,5 +177,6 @@ def _class_at(path: str) -> Part | None:
     found: Any = sys.modules.get(module)
     for name in names.split(".") if found is not None else ():
         found = getattr(found, name, None)
-    is_own = isinstance(found, type) and issubclass(found, torch.nn.Module) and module.partition(".")[0] not in ("torch", "actsolve")
-    return Part(path, None, kind=found, is_outside=True) if is_own and found.forward is not torch.nn.Module.forward else None
+    if module.partition(".")[0] in ("torch", "actsolve") or not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
+        return None
+    return Part(path, None, kind=found, is_outside=True) if found.forward is not torch.nn.Module.forward else None

@@ -6,6 +6,7 @@ ends with.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 _NEXT_LINE = "\n" + " " * 9  # below the text beside a label
@@ -52,6 +53,10 @@ class CaptureError(UsageError):
     module: str | None = None
     around: tuple[str, ...] = ()
     draws: bool = False
+
+    def blame(self, parts: Sequence[str]) -> None:
+        """Note the names of the parts of the step that were running, the innermost first."""
+        self.module, self.around = (parts[0], tuple(parts[1:])) if parts else (None, ())
 
 
 class ForwardError(CaptureError):

@@ -17,8 +17,9 @@ from torch.fx import Node
 
 from actsolve.capture.answers import REGION, Asked
 from actsolve.capture.eager_choice import outermost
-from actsolve.capture.region_call import ANOTHER_REGION, CALLS, RegionCall, Taken, region_call
+from actsolve.capture.region_call import ANOTHER_REGION, CALLS, RegionCall, region_call
 from actsolve.capture.region_learning import learn, used_by
+from actsolve.capture.region_results import Taken
 from actsolve.capture.state import state_names, state_places
 from actsolve.capture.structure import tensors_in
 from actsolve.capture.torch_internals import input_role, real_tensors, storage_key
@@ -171,6 +172,7 @@ class Regions:
         self._tensors = {part.path: state_names(part.owner) for part in self._left if part.owner is not None}
         self.calls: list[RegionCall] = []
         self._next = 0
+        self._runs = False
 
     def __bool__(self) -> bool:
         return bool(self._left)
@@ -204,6 +206,8 @@ class Regions:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
+        if self._runs:  # within another, which runs as it is
+            return function(*args, **kwargs)
         if part.owner is not None and state_names(owner) != self._tensors[part.path]:
             raise CaptureError(
                 f"a tensor is put into {part.path}, which is left in eager, before it is called",
@@ -229,11 +233,20 @@ class Regions:
         if part.is_module:
             return None
         call, tensors = region_call(part, owner, function, None, args, kwargs)
-        with real_tensors():
+        with self._for_real():
             return used_by(call, tensors)
 
+    @contextlib.contextmanager
+    def _for_real(self) -> Iterator[None]:
+        self._runs = True
+        try:
+            with real_tensors():
+                yield
+        finally:
+            self._runs = False
+
     def _learned(self, call: RegionCall, note: Callable[[Asked], None], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        with real_tensors():
+        with self._for_real():
             returned = learn(call, tensors, self._model, (container[key] for container, key in state_places(self._model)))
         note(Asked.of(_forward, (tensors, call.key), returned))
         return returned

@@ -240,7 +240,7 @@ def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
     except ActsolveError as error:
         leaked_tensors()  # whoever keeps the error keeps its tensors, which are no matter to the next trace
         if is_real and isinstance(error, CaptureError) and error.draws:
-            error.module, *error.around = parts_that_draw(flat.ask, parts) or (None,)
+            error.blame(parts_that_draw(flat.ask, parts))
         raise
     except Exception as error:
         leaked_tensors()
@@ -253,7 +253,7 @@ def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
             try_=f'{remedy}, or on_error="original" to train it as it is',
         )
         if is_real:
-            failed.module, *failed.around = parts_that_raised(error, parts) or (None,)
+            failed.blame(parts_that_raised(error, parts))
         raise failed from error
     if leaked := leaked_tensors():
         raise CaptureError(

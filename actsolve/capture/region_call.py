@@ -12,79 +12,26 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from actsolve.capture.answers import Answer
 from actsolve.capture.hooks import nothing_saved
+from actsolve.capture.region_results import Called, Constant, Learned, Returned, own_memory
 from actsolve.capture.region_token import generators_at, settings_in, token_of
-from actsolve.capture.settings import SCALARS, closed_over, settings_key, value_key
+from actsolve.capture.settings import closed_over, settings_key, value_key
 from actsolve.capture.state import caches_put_back, every_place, state_places, submodules
-from actsolve.capture.structure import Made, Structure, holds_data, refuse_hidden_data, take_apart
+from actsolve.capture.structure import Made, Structure, holds_data, refuse_hidden_data, take_apart, tensors_in
 from actsolve.capture.torch_internals import NotGiven, n_mutations, storage_key
 from actsolve.eager_parts import Part
 from actsolve.errors import CaptureError, UsageError
 
+_KEYS = itertools.count()
+
 IN_TURN = threading.RLock()
 """Held while a region runs: other tensors are in the places of its module's."""
-
-
-@dataclass(frozen=True)
-class Taken:
-    """What one run of a region takes.
-
-    Attributes:
-        seconds: Of a run.
-        peak_bytes: The most that it has allocated at once, its results included.
-        flops: Of all kernels that are known, as those of other ops (`actsolve.capture.flops`).
-    """
-
-    seconds: float = 0.0
-    peak_bytes: int = 0
-    flops: int = 0
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What is known of a region's call.
-
-    Attributes:
-        structure: Of what it returns.
-        constants: What of that is no tensor, by position.
-        differentiable: Which of its tensors require a gradient.
-        strides: Of the gradients that its backward returns, by the position of the tensor.
-        uses: How often it reads each tensor, as far as its gradient is a sum of so many.
-        forward: What its forward takes.
-        backward: What its backward takes.
-    """
-
-    structure: Structure
-    constants: dict[int, Any]
-    differentiable: tuple[bool, ...]
-    strides: dict[int, tuple[int, ...]]
-    uses: dict[int, int]
-    forward: Taken
-    backward: Taken
-
-    def restored(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Return what the module returns, with ``tensors`` for its tensors."""
-        rest = iter(tensors)
-        n_leaves = self.structure.n_leaves
-        return self.structure.restore([self.constants[i] if i in self.constants else next(rest) for i in range(n_leaves)])
-
-
-class Returned(list[torch.Tensor]):
-    """Tensors that a region returns, and a token: the states that the generators had.
-
-    Attributes:
-        answer: All else that Python goes on with: shapes, what is no tensor, what requires a gradient, what shares memory.
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor], answer: Answer) -> None:
-        super().__init__(tensors)
-        self.answer = answer
 
 
 @dataclass(eq=False)
@@ -129,7 +76,8 @@ class RegionCall:
     learned: Learned | None = None
     changed: frozenset[int] = frozenset()
     modes: tuple[tuple[torch.nn.Module, bool], ...] = ()
-    key: int = field(default_factory=itertools.count().__next__)
+    key: int = field(default_factory=lambda: next(_KEYS))
+    _used_another: bool = False
 
     def __post_init__(self) -> None:
         CALLS[self.key] = self
@@ -152,13 +100,51 @@ class RegionCall:
         return self.learned
 
     def run(self, tensors: Sequence[torch.Tensor]) -> Returned:
-        """Run its forward."""
+        """Run its forward. Where it uses a tensor that it is not given, its answer is of a call that is given that too."""
         token = self.token()
+        with IN_TURN:
+            try:
+                return self._run(tensors, token)
+            except CaptureError:
+                if not self._used_another or self.is_outside:
+                    raise
+            call, everything = self._given_all(tensors)
+            with generators_at(token):
+                used = call.used(everything)
+                GIVEN.setdefault(self.module, {})[self.path] = tuple(sorted({*self.given, *used}))
+                return call._run(everything, token)
+
+    def _run(self, tensors: Sequence[torch.Tensor], token: torch.Tensor) -> Returned:
         # Casts that autocast keeps would stay until the caller's region ends; only gradients depend on that.
         with nothing_saved(_takes_gradients), self.placed(tensors) as leaves, self.as_called(keeps_casts=False):
             found = self.call(leaves)
             outputs = own_memory([t for t in found.leaves if isinstance(t, torch.Tensor)], tensors)
-            return Returned([*outputs, token], found.answer)
+            return Returned([*outputs, token], (*found.answer, GIVEN.get(self.module, {}).get(self.path, ())))
+
+    def used(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        """Return the places of the module's tensors, of which it is given all, that it computes with."""
+        with self.placed(tensors) as leaves, self.as_called(keeps_casts=False), Reads() as reads:
+            self.call(leaves, keep=torch.clone)
+            return tuple(i for i, leaf in enumerate(leaves[: self.n_state]) if storage_key(leaf) in reads.storages)
+
+    def _given_all(self, tensors: Sequence[torch.Tensor]) -> tuple[RegionCall, list[torch.Tensor]]:
+        """Return the same call with all of the module's tensors, and its flat tensors."""
+        everything = [container[key] for container, key in state_places(self.module)]
+        for place, tensor in zip(self.given, tensors, strict=False):
+            everything[place] = tensor
+        moved = [*self.given, *range(len(everything), len(everything) + len(tensors) - self.n_state)]
+        needed = [t.requires_grad and self.with_grad for t in everything]
+        call = replace(
+            self,
+            given=tuple(range(len(everything))),
+            inputs=tuple(i if isinstance(i, Constant) else moved[i] for i in self.inputs),
+            needed=(*needed, *self.needed[self.n_state :]),
+            leaf=(*(True for _ in everything), *self.leaf[self.n_state :]),
+            changed=frozenset(moved[i] for i in self.changed),
+            learned=None,
+            key=next(_KEYS),
+        )
+        return call, [*everything, *tensors[self.n_state :]]
 
     def differentiate(
         self, tensors: Sequence[torch.Tensor], token: torch.Tensor, gradients: Sequence[torch.Tensor | None]
@@ -211,6 +197,7 @@ class RegionCall:
             versions, settings = list(map(n_mutations, watched)), self._settings()
             for container, key, old in places:
                 container[key] = stand_in[id(old)]
+            self._used_another = False
             try:
                 with caches_put_back(self.module):
                     yield leaves
@@ -218,6 +205,8 @@ class RegionCall:
             finally:
                 for container, key, old in places:
                     container[key] = old
+            if self._used_another:
+                raise self.changes("its way where it may not use a tensor")
             if [id(tensor) for tensor in now] != [id(stand_in[id(old)]) for _, _, old in places]:
                 raise self.changes("its tensors")
             if versions != list(map(n_mutations, watched)):
@@ -231,6 +220,7 @@ class RegionCall:
         return NotGiven(tensor, self._uses_another)
 
     def _uses_another(self, shape: tuple[int, ...]) -> CaptureError:
+        self._used_another = True
         if self.is_outside:
             return uses_hidden(self.path, shape, "a weight that a model holds, for that is what a planned step trains")
         return CaptureError(
@@ -313,51 +303,16 @@ class RegionCall:
         )
 
 
-@dataclass(frozen=True)
-class Constant:
-    """An input that is no tensor."""
+class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the storages of what is computed with."""
 
-    value: Any
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.storages: set[int] = set()
 
-
-@dataclass(frozen=True)
-class Called:
-    """What a region returned.
-
-    Attributes:
-        leaves: Tensors, and what is none.
-        structure: How they were nested.
-        flat: The tensors that it was given.
-        entries: What autograd's graph began from, for each.
-        changed: Which of them are copies, of its own to write to.
-    """
-
-    leaves: list[Any]
-    structure: Structure
-    flat: list[torch.Tensor]
-    entries: list[Any]
-    changed: frozenset[int]
-
-    @property
-    def shared(self) -> tuple[int, ...]:
-        """For each tensor how many of those before it, given ones included, are in the same memory."""
-        keys = [storage_key(t) for i, t in enumerate(self.flat) if i not in self.changed]
-        found = []
-        for tensor in (t for t in self.leaves if isinstance(t, torch.Tensor)):
-            found.append(keys.count(storage_key(tensor)))
-            keys.append(storage_key(tensor))
-        return tuple(found)
-
-    @property
-    def answer(self) -> Answer:
-        """All that Python goes on with."""
-        leaves = tuple(
-            (tuple(t.shape), t.stride(), str(t.dtype), t.requires_grad)
-            if isinstance(t, torch.Tensor)
-            else (t if type(t) in SCALARS else type(t).__name__)
-            for t in self.leaves
-        )
-        return (*leaves, self.shared, str(self.structure.key))
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.storages.update(map(storage_key, tensors_in((args, kwargs))))
+        return func(*args, **(kwargs or {}))
 
 
 class _Undefined(threading.local):
@@ -368,6 +323,9 @@ class _Undefined(threading.local):
 
 
 UNDEFINED = _Undefined()
+
+GIVEN: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, tuple[int, ...]]] = weakref.WeakKeyDictionary()
+"""By module and part: which of its tensors are given from now on, since one was used that was not."""
 
 CALLS: weakref.WeakValueDictionary[int, RegionCall] = weakref.WeakValueDictionary()
 """By what stands for them in a graph."""
@@ -434,19 +392,6 @@ def _like(leaf: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
 def _no_leaf(leaf: torch.Tensor) -> torch.Tensor:
     """Return what is no leaf, as an activation is none: autocast keeps no cast of it."""
     return leaf.view_as(leaf) if leaf.requires_grad else leaf
-
-
-def own_memory(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return ``tensors``, none of which is in memory of another or of one of ``others``."""
-    taken = set(map(storage_key, others))
-    own = []
-    for tensor in tensors:
-        plain = tensor.detach() if tensor.requires_grad else tensor
-        if storage_key(plain) in taken:
-            plain = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, device=plain.device).copy_(plain)
-        taken.add(storage_key(plain))
-        own.append(plain)
-    return own
 
 
 def _takes_gradients() -> CaptureError:

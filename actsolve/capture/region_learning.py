@@ -17,7 +17,8 @@ from torch.utils.weak import TensorWeakRef
 
 from actsolve.capture.flops import overload_flops
 from actsolve.capture.randomness import as_if_not_traced
-from actsolve.capture.region_call import ANOTHER_REGION, Called, Learned, RegionCall, Returned, Taken, uses_hidden
+from actsolve.capture.region_call import ANOTHER_REGION, GIVEN, RegionCall, uses_hidden
+from actsolve.capture.region_results import Called, Learned, Returned, Taken
 from actsolve.capture.region_token import generators_at
 from actsolve.capture.settings import SCALARS
 from actsolve.capture.state import TracedState
@@ -44,25 +45,11 @@ def learn(call: RegionCall, tensors: Sequence[torch.Tensor], model: torch.nn.Mod
 
 
 def used_by(call: RegionCall, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """Return the places of the module's tensors that ``call``, which is given all of them, computes with."""
-    hooks = torch.autograd.graph.saved_tensors_hooks(_detached, _as_it_is)
-    reads = _Reads()
-    with as_if_not_traced(), hooks, generators_at(call.token()), call.placed(tensors) as leaves, call.as_called(keeps_casts=False):
-        with reads:
-            call.call(leaves, keep=torch.clone)
-        return tuple(i for i, leaf in enumerate(leaves[: call.n_state]) if storage_key(leaf) in reads.storages)
-
-
-class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the storages of what is computed with."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.storages: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.storages.update(map(storage_key, tensors_in((args, kwargs))))
-        return func(*args, **(kwargs or {}))
+    """Return the places of the module's tensors that ``call``, which is given all of them, is to be given from now on."""
+    with as_if_not_traced(), torch.autograd.graph.saved_tensors_hooks(_detached, _as_it_is), generators_at(call.token()):
+        used = call.used(tensors)
+    known = GIVEN.get(call.module, {}).get(call.path, ())
+    return tuple(sorted({*used, *(i for i in known if i < call.n_places)}))
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:

@@ -67,7 +67,7 @@ def _running(frames: Sequence[FrameType], parts: Parts) -> tuple[str, ...]:
     found: dict[str, None] = {}
     caller: FrameType | None = None
     for frame in frames:
-        owner = frame.f_locals.get("self")
+        owner: Any = frame.f_locals.get("self")
         names = [_called_by(caller, frame, paths)]
         if id(owner) in paths:
             names.append(_of_module(owner, frame, paths[id(owner)]))
@@ -91,7 +91,7 @@ def _of_module(module: torch.nn.Module, frame: FrameType, path: str) -> str:
 
 def _called_by(caller: FrameType | None, frame: FrameType, paths: dict[int, str]) -> str:
     """Return the name of the attribute that a module's frame ``caller`` has called, to which ``frame`` belongs; or nothing."""
-    module = None if caller is None else caller.f_locals.get("self")
+    module: Any = None if caller is None else caller.f_locals.get("self")
     if caller is None or id(module) not in paths:
         return ""
     for name in caller.f_code.co_names:

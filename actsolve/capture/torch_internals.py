@@ -507,7 +507,7 @@ def n_mutations(tensor: torch.Tensor) -> int:
 class NotGiven(torch.Tensor):
     """Looks like a tensor, and holds nothing: whatever is computed with it raises."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, like: torch.Tensor, refusal: Callable[[tuple[int, ...]], Exception]) -> NotGiven:
@@ -531,7 +531,7 @@ class NotGiven(torch.Tensor):
         return f"NotGiven({tuple(self.shape)})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         used = next(t for t in tree_leaves((args, kwargs)) if isinstance(t, cls))
         raise used._refusal(tuple(used.shape))
 
