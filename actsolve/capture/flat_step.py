@@ -20,7 +20,7 @@ from actsolve.capture.state import (
     put_back,
     state_places,
 )
-from actsolve.capture.structure import Structure, holds_data, refuse_hidden_data, take_apart
+from actsolve.capture.structure import are_changed, refuse_hidden_data, take_apart
 from actsolve.capture.torch_internals import (
     as_if_traced,
     n_mutations,
@@ -82,7 +82,12 @@ class FlatStep(torch.nn.Module):
             if loss_fn is not None:
                 _refuse_odd_loss(loss_fn, *output)
         self._writes = state.writes()
-        _refuse_changed_inputs(leaves, self._structure, (args, kwargs))
+        if are_changed(leaves, self._structure, (args, kwargs)):
+            raise CaptureError(
+                "the forward changes a list, dict or object that is one of its inputs",
+                why="a planned step is given tensors only, so that its caller would not see the change",
+                try_="return what it adds",
+            )
         return self.layout.record(self._writes, state.settings, output, leaves)
 
     @contextlib.contextmanager
@@ -162,15 +167,3 @@ def _refuse_odd_loss(loss_fn: Callable[[Any], torch.Tensor], loss: Any, output: 
         why=why,
         try_="a loss_fn that returns one real number as a tensor, computed from the model's output, such as its mean()",
     )
-
-
-def _refuse_changed_inputs(leaves: list[Any], structure: Structure, inputs: Any) -> None:
-    """Raise if the forward put something else into a list or dict that it was given: only its own copy would show it."""
-    now, structure_now = take_apart(inputs)
-    same = structure_now.key == structure.key and all(a is b for a, b in zip(now, leaves, strict=True))
-    if not same or any(holds_data(leaf) for leaf in now if not isinstance(leaf, torch.Tensor)):
-        raise CaptureError(
-            "the forward changes a list, dict or object that is one of its inputs",
-            why="a planned step is given tensors only, so that its caller would not see the change",
-            try_="return what it adds",
-        )

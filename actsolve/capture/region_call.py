@@ -23,7 +23,7 @@ from actsolve.capture.region_results import Called, Constant, Learned, Returned,
 from actsolve.capture.region_token import generators_at, settings_in, token_of
 from actsolve.capture.settings import closed_over, settings_key, value_key
 from actsolve.capture.state import caches_put_back, every_place, state_places, submodules
-from actsolve.capture.structure import Made, Structure, holds_data, refuse_hidden_data, take_apart, tensors_in
+from actsolve.capture.structure import Made, Structure, are_changed, refuse_hidden_data, take_apart, tensors_in
 from actsolve.capture.torch_internals import NotGiven, n_mutations, storage_key
 from actsolve.eager_parts import Part
 from actsolve.errors import CaptureError, UsageError
@@ -101,10 +101,11 @@ class RegionCall:
 
     def run(self, tensors: Sequence[torch.Tensor]) -> Returned:
         """Run its forward. Where it uses a tensor that it is not given, its answer is of a call that is given that too."""
-        token = self.token()
         with IN_TURN:
+            settings = self._settings()
+            token = token_of(hash(settings))
             try:
-                return self._run(tensors, token)
+                return self._run(tensors, token, settings)
             except CaptureError:
                 if not self._used_another or self.is_outside:
                     raise
@@ -112,11 +113,11 @@ class RegionCall:
             with generators_at(token):
                 used = call.used(everything)
                 GIVEN.setdefault(self.module, {})[self.path] = tuple(sorted({*self.given, *used}))
-                return call._run(everything, token)
+                return call._run(everything, token, settings)
 
-    def _run(self, tensors: Sequence[torch.Tensor], token: torch.Tensor) -> Returned:
+    def _run(self, tensors: Sequence[torch.Tensor], token: torch.Tensor, settings: tuple[int, ...]) -> Returned:
         # Casts that autocast keeps would stay until the caller's region ends; only gradients depend on that.
-        with nothing_saved(_takes_gradients), self.placed(tensors) as leaves, self.as_called(keeps_casts=False):
+        with nothing_saved(_takes_gradients), self.placed(tensors, settings) as leaves, self.as_called(keeps_casts=False):
             found = self.call(leaves)
             outputs = own_memory([t for t in found.leaves if isinstance(t, torch.Tensor)], tensors)
             return Returned([*outputs, token], (*found.answer, GIVEN.get(self.module, {}).get(self.path, ())))
@@ -151,13 +152,23 @@ class RegionCall:
     ) -> list[torch.Tensor]:
         """Return the gradients of the tensors that need one: zeros where autograd has None, and `UNDEFINED` says so."""
         with self._in_its_modes(), IN_TURN:
-            self._refuse_changes_since(token)
-            return self._differentiate(tensors, token, gradients)
+            settings = self._settings()
+            if settings_in(token) != hash(settings):
+                raise UsageError(
+                    f"{self.path}, which is left in eager, was changed between its forward and its backward",
+                    why="its backward runs the forward again, and would take another way",
+                    try_="the change before the forward, or after the backward",
+                )
+            return self._differentiate(tensors, token, gradients, settings)
 
     def _differentiate(
-        self, tensors: Sequence[torch.Tensor], token: torch.Tensor, gradients: Sequence[torch.Tensor | None]
+        self,
+        tensors: Sequence[torch.Tensor],
+        token: torch.Tensor,
+        gradients: Sequence[torch.Tensor | None],
+        settings: tuple[int, ...],
     ) -> list[torch.Tensor]:
-        with self.placed(tensors) as leaves:
+        with self.placed(tensors, settings) as leaves:
             with generators_at(token), self.as_called(keeps_casts=self.keeps_casts):
                 found = self.call(leaves)
                 outputs = [t for t in found.leaves if isinstance(t, torch.Tensor)]
@@ -178,8 +189,12 @@ class RegionCall:
         return made.zero_() if gradient is None else made.copy_(gradient)
 
     @contextlib.contextmanager
-    def placed(self, tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    def placed(self, tensors: Sequence[torch.Tensor], settings: tuple[int, ...] | None = None) -> Iterator[list[torch.Tensor]]:
         """Yield leaves that stand for ``tensors``, those of the module in their places.
+
+        Args:
+            tensors: The flat ones.
+            settings: Keys of the attributes as they are, if they are known.
 
         Raises:
             CaptureError: what runs within this context changes the module or its tensors.
@@ -194,7 +209,7 @@ class RegionCall:
             stand_in |= {id(there[i]): leaf for i, leaf in zip(self.given, leaves, strict=False)}
             places = [(container, key, container[key]) for container, key in every_place(self.module)]
             watched = [*leaves, *stand_in.values()]
-            versions, settings = list(map(n_mutations, watched)), self._settings()
+            versions, settings = list(map(n_mutations, watched)), settings or self._settings()
             for container, key, old in places:
                 container[key] = stand_in[id(old)]
             self._used_another = False
@@ -254,15 +269,9 @@ class RegionCall:
         inputs = [i.value if isinstance(i, Constant) else flat[i] for i in self.inputs]
         args, kwargs = self.structure.restore(inputs)
         found, structure = take_apart(self.function(*args, **kwargs), Made(inputs))
-        self._refuse_changed_inputs(inputs, args, kwargs)
-        return Called(found, structure, flat, entries, self.changed)
-
-    def _refuse_changed_inputs(self, inputs: list[Any], args: Any, kwargs: Any) -> None:
-        """Raise if something else was put into a list, a dict or an object that it was given: nobody would see it."""
-        now, structure = take_apart((args, kwargs))
-        same = structure.key == self.structure.key and all(a is b for a, b in zip(now, inputs, strict=True))
-        if not same or any(holds_data(leaf) for leaf in now if not isinstance(leaf, torch.Tensor)):
+        if are_changed(inputs, self.structure, (args, kwargs)):  # nobody would see it
             raise self.changes("a list, dict or object that it is given")
+        return Called(found, structure, flat, entries, self.changed)
 
     @contextlib.contextmanager
     def _in_its_modes(self) -> Iterator[None]:
@@ -275,14 +284,6 @@ class RegionCall:
         finally:
             for child, mode in before:
                 child.training = mode
-
-    def _refuse_changes_since(self, token: torch.Tensor) -> None:
-        if settings_in(token) != hash(self._settings()):
-            raise UsageError(
-                f"{self.path}, which is left in eager, was changed between its forward and its backward",
-                why="its backward runs the forward again, and would take another way",
-                try_="the change before the forward, or after the backward",
-            )
 
     def _settings(self) -> tuple[int, ...]:
         """Return keys of the attributes of its modules, and of what its function refers to."""
