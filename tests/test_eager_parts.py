@@ -208,6 +208,26 @@ def test_a_weight_of_the_loss_is_refused() -> None:
             pair(Detector, loss_fn=loss_fn, eager=["loss_fn"])
 
 
+def test_a_weight_that_a_loss_uses_later_is_refused() -> None:
+    weight = torch.ones((), requires_grad=True)
+
+    def loss_fn(outputs: dict[str, Any]) -> torch.Tensor:
+        loss = by_numpy(outputs)
+        return loss if float(outputs["boxes"].detach().numpy()[0, 0, 0]) > LIMIT[0] else loss * weight
+
+    module, _ = pair(Detector, loss_fn=loss_fn, eager=["loss_fn"])
+    module(batch())[0].backward()
+    LIMIT[0] = float("inf")
+    try:
+        with pytest.raises(CaptureError, match=r"loss_fn, which is left in eager, uses a tensor of shape \(\)"):
+            module(batch())[0].backward()
+    finally:
+        LIMIT[0] = float("-inf")
+
+
+LIMIT = torch.tensor([float("-inf")]).numpy()
+
+
 def test_a_loss_that_reads_the_model_is_refused() -> None:
     model = Detector()
     with pytest.raises(CaptureError, match=r"reads a tensor of shape .* of another module"):

@@ -166,7 +166,12 @@ class Regions:
         found: dict[Any, Part] = {}
         for path in outermost(paths):
             part = self._parts.at(path)
-            assert part is not None
+            if part is None:
+                raise CaptureError(
+                    f"{path}, which is left in eager, is not there any more",
+                    why="nothing that is called has this name",
+                    try_="optimize the module once more",
+                )
             found.setdefault((id(part.owner), part.name, part.kind), part)  # one may be in two places
         self._left = tuple(found.values())
         self._tensors = {part.path: state_names(part.owner) for part in self._left if part.owner is not None}

@@ -81,7 +81,7 @@ def drawn_in_python(generator: str, which: str = "forward") -> CaptureError:
     return CaptureError(
         f"the {which} draws from {generator}",
         why="a planned step runs no Python: what was drawn in the trace would stay",
-        try_="torch's random functions on tensors, draw outside and pass it as an input, or eager=[...] with a submodule or method",
+        try_="torch's random functions on tensors, draw outside and pass it as an input, or eager=[...] with a method",
     )
 
 

@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actsolve.capture.hooks import nothing_saved
-from actsolve.capture.region_results import Called, Constant, Learned, Returned, own_memory
+from actsolve.capture.region_results import Called, Constant, Learned, Returned, own_memory, refuse_hidden, uses_hidden
 from actsolve.capture.region_token import generators_at, settings_in, token_of
 from actsolve.capture.settings import closed_over, settings_key, value_key
 from actsolve.capture.state import caches_put_back, every_place, state_places, submodules
@@ -172,11 +172,14 @@ class RegionCall:
             with generators_at(token), self.as_called(keeps_casts=self.keeps_casts):
                 found = self.call(leaves)
                 outputs = [t for t in found.leaves if isinstance(t, torch.Tensor)]
+            _, others = found.uses(leaves)
             pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None and o.requires_grad]
             wanted = [leaf for leaf in leaves if leaf.requires_grad]
             given: Any = [None] * len(wanted)
             if pairs and wanted:
                 given = torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
+            del found, outputs, pairs
+        refuse_hidden(self.path, others)
         UNDEFINED.found[self.key] = frozenset(p for p, g in zip(self.positions, given, strict=True) if g is None)
         laid_out = [self._laid_out(p, tensors[p], g) for p, g in zip(self.positions, given, strict=True)]
         return own_memory(laid_out, [*tensors, *(g for g in gradients if g is not None)])
@@ -370,15 +373,6 @@ def region_call(
     modes = (autocast, torch.is_autocast_cache_enabled(), torch.is_grad_enabled())
     where_from = (part.path, module, function, structure, tuple(inputs), given, len(places), part.is_module, part.is_outside)
     return RegionCall(*where_from, needed, leaf, *modes), tensors
-
-
-def uses_hidden(path: str, shape: tuple[int, ...], try_: str) -> CaptureError:
-    """The error that a tensor is trained that is neither given to the region nor made in it."""
-    return CaptureError(
-        f"{path}, which is left in eager, uses a tensor of shape {shape} that is not its own",
-        why="it requires a gradient, which would be lost",
-        try_=try_,
-    )
 
 
 def _like(leaf: torch.Tensor, there: torch.Tensor) -> torch.Tensor:

@@ -11,14 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import TensorWeakRef
 
 from actsolve.capture.flops import overload_flops
 from actsolve.capture.randomness import as_if_not_traced
-from actsolve.capture.region_call import ANOTHER_REGION, GIVEN, RegionCall, uses_hidden
-from actsolve.capture.region_results import Called, Learned, Returned, Taken
+from actsolve.capture.region_call import ANOTHER_REGION, GIVEN, RegionCall
+from actsolve.capture.region_results import Learned, Returned, Taken, refuse_hidden
 from actsolve.capture.region_token import generators_at
 from actsolve.capture.settings import SCALARS
 from actsolve.capture.state import TracedState
@@ -126,10 +125,10 @@ class _Learner:
                     try_=ANOTHER_REGION,
                 )
             differentiable = tuple(t.requires_grad for t in found.leaves if isinstance(t, torch.Tensor))
-            uses, others = _uses(found, leaves)
+            uses, others = found.uses(leaves)
             structure, call.changed = found.structure, found.changed
             del found, leaves
-        self._refuse_hidden(others)
+        refuse_hidden(call.path, others)
         return structure, constants, differentiable, uses
 
     def _changed(self, flat: list[torch.Tensor]) -> frozenset[int]:
@@ -139,12 +138,6 @@ class _Learner:
         if any(call.leaf[i] or flat[i].stride() != self.tensors[i].stride() for i in changed):
             raise call.changes("one of its inputs in place")
         return frozenset(changed)
-
-    def _refuse_hidden(self, others: list[TensorWeakRef]) -> None:
-        """Raise if a tensor is trained that neither is the module's nor comes in, and that was not made in it."""
-        gc.collect()
-        if hidden := [tuple(t.shape) for ref in others if (t := ref()) is not None]:
-            raise uses_hidden(self.call.path, hidden[0], "a module around it that holds this tensor, to be left in eager")
 
     def _taken(self, run: Callable[[], Any], device: torch.device, seconds: float) -> Taken:
         """Return what ``run`` takes, whose time is known: memory and FLOPs of one more run.
@@ -167,36 +160,6 @@ class _Learner:
         if left := [tuple(t.shape) for ref in watch.made if (t := ref()) is not None]:
             raise self.call.changes(f"something outside of it: a tensor of shape {left[0]} is kept there")
         return taken
-
-
-def _uses(found: Called, leaves: list[torch.Tensor]) -> tuple[dict[int, int], list[TensorWeakRef]]:
-    """Return how many edges of autograd's graph lead to each tensor, and the other leaves of that graph."""
-    at: dict[Any, int] = {get_gradient_edge(leaf).node: i for i, leaf in enumerate(leaves) if leaf.requires_grad}
-    inputs = {entry: i for i, entry in enumerate(found.entries) if entry is not None}
-    at |= inputs
-    uses: dict[int, int] = {}
-    others: dict[Any, TensorWeakRef] = {}
-    seen: set[Any] = set()
-    pending: list[Any] = []
-
-    def reach(node: Any) -> None:
-        if node in at:
-            uses[at[node]] = uses.get(at[node], 0) + 1
-        elif getattr(node, "variable", None) is not None:
-            others[node] = TensorWeakRef(node.variable)
-        if node is not None and node not in inputs:
-            pending.append(node)
-
-    for tensor in found.leaves:
-        if isinstance(tensor, torch.Tensor):
-            reach(tensor.grad_fn)
-    while pending:
-        node = pending.pop()
-        if node not in seen:
-            seen.add(node)
-            for following, _ in node.next_functions:
-                reach(following)
-    return uses, list(others.values())
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
+from torch.utils.weak import TensorWeakRef
 
 from actsolve.capture.answers import Answer
 from actsolve.capture.settings import SCALARS
 from actsolve.capture.structure import Structure
 from actsolve.capture.torch_internals import storage_key
+from actsolve.errors import CaptureError
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,52 @@ class Called:
             for t in self.leaves
         )
         return (*leaves, self.shared, str(self.structure.key))
+
+    def uses(self, leaves: Sequence[torch.Tensor]) -> tuple[dict[int, int], list[TensorWeakRef]]:
+        """Return how many edges of autograd's graph lead to each tensor, and the other leaves of that graph."""
+        at: dict[Any, int] = {get_gradient_edge(leaf).node: i for i, leaf in enumerate(leaves) if leaf.requires_grad}
+        inputs = {entry: i for i, entry in enumerate(self.entries) if entry is not None}
+        at |= inputs
+        uses: dict[int, int] = {}
+        others: dict[Any, TensorWeakRef] = {}
+        seen: set[Any] = set()
+        pending: list[Any] = []
+
+        def reach(node: Any) -> None:
+            if node in at:
+                uses[at[node]] = uses.get(at[node], 0) + 1
+            elif getattr(node, "variable", None) is not None:
+                others[node] = TensorWeakRef(node.variable)
+            if node is not None and node not in inputs:
+                pending.append(node)
+
+        for tensor in self.leaves:
+            if isinstance(tensor, torch.Tensor):
+                reach(tensor.grad_fn)
+        while pending:
+            node = pending.pop()
+            if node not in seen:
+                seen.add(node)
+                for following, _ in node.next_functions:
+                    reach(following)
+        return uses, list(others.values())
+
+
+def uses_hidden(path: str, shape: tuple[int, ...], try_: str) -> CaptureError:
+    """The error that a tensor is trained that is neither given to the region nor made in it."""
+    return CaptureError(
+        f"{path}, which is left in eager, uses a tensor of shape {shape} that is not its own",
+        why="it requires a gradient, which would be lost",
+        try_=try_,
+    )
+
+
+def refuse_hidden(path: str, others: Sequence[TensorWeakRef]) -> None:
+    """Raise if one of ``others``, leaves of autograd's graph that were not given, is still there: the region did not make it."""
+    if any(ref() is not None for ref in others):
+        gc.collect()
+    if hidden := [tuple(t.shape) for ref in others if (t := ref()) is not None]:
+        raise uses_hidden(path, hidden[0], "a module around it that holds this tensor, to be left in eager")
 
 
 def own_memory(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
