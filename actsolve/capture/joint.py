@@ -166,6 +166,8 @@ def trace_joint(step: TrainingStep) -> Joint:
                     wider = left_in_eager(step.model, eager, error.module, around)
                 if wider is None and first is None:
                     raise
+                if first is not None and not hasattr(first, "__notes__"):
+                    first.add_note(f"with {', '.join(eager)} left in eager: {error.what}")
                 first = first or _without_frames(error)
             if wider is None:
                 break
