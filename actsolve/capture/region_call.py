@@ -289,10 +289,13 @@ class RegionCall:
                 child.training = mode
 
     def _settings(self) -> tuple[int, ...]:
-        """Return keys of the attributes of its modules, and of what its function refers to."""
+        """Return keys of the attributes of its modules, and of what else it refers to, with how often tensors of that changed."""
         of_module = isinstance(getattr(self.function, "__self__", None), torch.nn.Module)
-        others = () if of_module else tuple(map(value_key, closed_over(self.function)))
-        return (*(hash(settings_key(child)) for child in submodules(self.module)), hash(others))
+        others = [] if of_module else closed_over(self.function)
+        tensors = [t for t in others if isinstance(t, torch.Tensor)]
+        tensors += [container[key] for container, key in state_places(self.module)] if self.is_outside else []
+        referred = (*map(value_key, others), *((id(t), n_mutations(t)) for t in tensors if not t.requires_grad))
+        return (*(hash(settings_key(child)) for child in submodules(self.module)), hash(referred))
 
     def token(self) -> torch.Tensor:
         """Return what a second run goes on from: its settings, and the states of the generators."""

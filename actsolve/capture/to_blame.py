@@ -67,7 +67,7 @@ def _running(frames: Sequence[FrameType], parts: Parts) -> tuple[str, ...]:
     found: dict[str, None] = {}
     caller: FrameType | None = None
     for frame in frames:
-        owner: Any = frame.f_locals.get("self")
+        owner = _owner(frame)
         names = [_called_by(caller, frame, paths)]
         if id(owner) in paths:
             names.append(_of_module(owner, frame, paths[id(owner)]))
@@ -91,13 +91,20 @@ def _of_module(module: torch.nn.Module, frame: FrameType, path: str) -> str:
 
 def _called_by(caller: FrameType | None, frame: FrameType, paths: dict[int, str]) -> str:
     """Return the name of the attribute that a module's frame ``caller`` has called, to which ``frame`` belongs; or nothing."""
-    module: Any = None if caller is None else caller.f_locals.get("self")
+    module: Any = None if caller is None else _owner(caller)
     if caller is None or id(module) not in paths:
         return ""
     for name in caller.f_code.co_names:
         if is_callable_attribute(module, name) and _code_of(getattr(module, name)) is frame.f_code:
             return _joined(paths[id(module)], name)
     return ""
+
+
+def _owner(frame: FrameType) -> Any:
+    """Return whose method runs in ``frame``, if one does: its first argument, or the `self` of what is around a function."""
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    first = frame.f_locals.get(names[0]) if names else None
+    return first if isinstance(first, torch.nn.Module) else frame.f_locals.get("self")
 
 
 def _joined(path: str, name: str) -> str:
