@@ -14,7 +14,7 @@ import torch
 
 from actsolve.capture.hooks import hooks_inside
 from actsolve.capture.settings import Same, closed_over, settings_key, value_key
-from actsolve.capture.state import Place, submodules
+from actsolve.capture.state import Place, state_places, submodules
 from actsolve.capture.structure import Structure, constant_key
 
 
@@ -66,8 +66,15 @@ def signature(
         children,
         hooks,
         _modes(),
-        tuple(map(value_key, closed_over(loss_fn))),
+        _loss_key(loss_fn),
     )
+
+
+def _loss_key(loss_fn: Any) -> tuple[Any, ...]:
+    """Return a key of all that a loss function refers to: what a trace has of it stays as it was."""
+    if not isinstance(loss_fn, torch.nn.Module):
+        return tuple(map(value_key, closed_over(loss_fn)))
+    return (*map(settings_key, submodules(loss_fn)), *(Same(container[key]) for container, key in state_places(loss_fn)))
 
 
 def _tensor_key(t: torch.Tensor) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from eager_parts import (
     TARGETS,
+    WIDTH,
     Called,
     Criterion,
     Detector,
@@ -134,3 +135,41 @@ def counts_in_an_object(seen: list[int]) -> Any:
 def test_a_loss_that_changes_something_is_refused(made: Callable[[list[int]], Any]) -> None:
     with pytest.raises(CaptureError, match="loss_fn, which is left in eager, changes"):
         pair(Detector, loss_fn=made([0]), eager=["loss_fn"])
+
+
+# -- a loss that is traced, and a module ---------------------------------------------------------------------------------------
+
+
+class Weighted(nn.Module):
+    def __init__(self, run: Callable[[Any], None] = lambda m: None) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.ones(WIDTH))
+        self.run = run
+
+    def forward(self, outputs: dict[str, Any]) -> torch.Tensor:
+        self.run(self)
+        return (outputs["boxes"] * self.weight).pow(2).mean()
+
+
+@pytest.mark.parametrize(
+    "run",
+    [lambda m: m.weight.mul_(2), lambda m: setattr(m, "weight", m.weight * 2), lambda m: setattr(m, "calls", 1)],
+    ids=["in place", "a new buffer", "an attribute"],
+)
+def test_a_loss_that_changes_itself_is_refused_and_put_back(run: Callable[[Any], None]) -> None:
+    loss_fn = Weighted(run)
+    with pytest.raises(CaptureError, match="the loss changes"):
+        pair(Detector, loss_fn=loss_fn)
+    assert torch.equal(loss_fn.weight, torch.ones(WIDTH)) and "calls" not in loss_fn.__dict__
+
+
+def test_a_buffer_of_the_loss_is_read_as_it_is() -> None:
+    inner = Weighted()
+    loss_fn = nn.Sequential(inner)
+    module, twin = pair(Detector, loss_fn=loss_fn)
+    assert eager_of(module) == ()
+    assert_alike(module, twin, loss_fn)
+    inner.weight.mul_(2)
+    assert_alike(module, twin, loss_fn)
+    inner.weight = torch.full((WIDTH,), 3.0)
+    assert_alike(module, twin, loss_fn)

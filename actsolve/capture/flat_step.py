@@ -23,7 +23,9 @@ from actsolve.capture.state import (
 from actsolve.capture.structure import are_changed, refuse_hidden_data, take_apart
 from actsolve.capture.torch_internals import (
     as_if_traced,
+    is_of_trace,
     n_mutations,
+    real_tensors,
 )
 from actsolve.errors import ActsolveError, CaptureError, ForwardError
 from actsolve.training_step import TrainingStep
@@ -77,8 +79,9 @@ class FlatStep(torch.nn.Module):
         self._traced.enter_context(state.replaced(tensors[: self._n_state]))
         self._traced.enter_context(put_back(self._constants.values()))
         with recorded_origins(model, entry=FlatStep.forward.__code__, keeps_casts=self._keeps_casts):
-            output = call_step(run, self.regions.loss_fn, args, kwargs)
             (loss_fn,) = self._hidden_loss
+            with _loss_as_it_was(loss_fn):
+                output = call_step(run, self.regions.loss_fn, args, kwargs)
             if loss_fn is not None:
                 _refuse_odd_loss(loss_fn, *output)
         self._writes = state.writes()
@@ -148,6 +151,35 @@ def call_step(
     """Return what ``forward`` does, or ``(loss, output)`` where there is a loss function."""
     output = forward(*args, **kwargs)
     return output if loss_fn is None else (loss_fn(output), output)
+
+
+@contextlib.contextmanager
+def _loss_as_it_was(loss_fn: Any) -> Iterator[None]:
+    """Put back what a loss that is a module changes in itself, and raise if it does: a planned step would not do it again."""
+    if not isinstance(loss_fn, torch.nn.Module):
+        yield
+        return
+    state = TracedState(loss_fn, frozenset())
+    tensors = tuple(container[key] for container, key in state_places(loss_fn))
+    with real_tensors():
+        kept = [(t, n_mutations(t), t.detach().clone()) for t in tensors if not is_of_trace(t)]
+    changed = []
+    try:
+        with state.replaced(tensors):
+            yield
+            changed += [*(write.attribute for write in state.writes()), *(setting.name for setting in state.settings)]
+    finally:
+        for tensor, version, content in kept:
+            if n_mutations(tensor) != version:
+                changed.append("one of its tensors")
+                with real_tensors(), torch.no_grad():
+                    tensor.copy_(content)
+    if changed:
+        raise CaptureError(
+            f"the loss changes {changed[0]}",
+            why="a planned step runs no Python, so that the change would not be repeated",
+            try_="a loss that is part of the model, which may change its buffers, or one outside of the step",
+        )
 
 
 def _refuse_odd_loss(loss_fn: Callable[[Any], torch.Tensor], loss: Any, output: Any) -> None:

@@ -6,6 +6,7 @@ has as an attribute and calls, of the loss function, or of a module that the for
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -19,6 +20,7 @@ import torch
 from actsolve.capture.provenance import origin_of
 from actsolve.capture.randomness import python_states
 from actsolve.eager_parts import LOSS, Parts, class_path, is_callable_attribute
+from actsolve.errors import ActsolveError
 
 _NO_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
@@ -52,7 +54,8 @@ def parts_that_draw(run: Callable[[], Any], parts: Parts) -> tuple[str, ...]:
 
     sys.setprofile(look)
     try:
-        run()
+        with contextlib.suppress(ActsolveError), torch.enable_grad():
+            run()
     finally:
         sys.setprofile(profile)
     return found[0] if found else ()
@@ -81,12 +84,12 @@ def _running(frames: Sequence[FrameType], parts: Parts) -> tuple[str, ...]:
 
 
 def _of_module(module: torch.nn.Module, frame: FrameType, path: str) -> str:
-    """Return the name of the method of ``module`` that runs in ``frame``; the module's own where it is its forward."""
+    """Return the name of the method of ``module`` that runs in ``frame``, the module's own for its forward, or nothing."""
     name = frame.f_code.co_name
     method = inspect.unwrap(getattr(type(module), name, None) or _no_method)
     if getattr(method, "__code__", None) is frame.f_code and is_callable_attribute(module, name):
         return _joined(path, name)
-    return path
+    return path if frame.f_locals.get("self") is module else ""
 
 
 def _called_by(caller: FrameType | None, frame: FrameType, paths: dict[int, str]) -> str:
