@@ -2,7 +2,7 @@
 
 A submodule by its path; a callable attribute of a module (a method, a function that was put there) by that path and its name;
 the loss function of the step, and what is in it where it is a module, as `loss_fn`; and a class whose modules the forward makes
-as it runs, by its import path.
+as it runs, by its import path. Where a name may be two of these, the model's own comes first.
 """
 
 from __future__ import annotations

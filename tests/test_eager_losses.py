@@ -137,6 +137,20 @@ def test_a_loss_that_changes_something_is_refused(made: Callable[[list[int]], An
         pair(Detector, loss_fn=made([0]), eager=["loss_fn"])
 
 
+def test_a_loss_that_takes_another_way_each_time() -> None:
+    """As hard negatives are mined: how many there are differs at each step."""
+
+    def mined(outputs: dict[str, Any]) -> torch.Tensor:
+        error = outputs["boxes"].pow(2).mean(-1)
+        return error[error > error.mean()].sum()
+
+    module, twin = pair(Detector, loss_fn=mined)
+    assert eager_of(module) == ()
+    with pytest.warns(UserWarning, match="from here on loss_fn run as they are"):
+        assert_alike(module, twin, mined)
+    assert eager_of(module) == ("loss_fn",)
+
+
 # -- a loss that is traced, and a module ---------------------------------------------------------------------------------------
 
 

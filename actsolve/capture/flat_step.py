@@ -78,10 +78,11 @@ class FlatStep(torch.nn.Module):
         state = self._state = TracedState(model, self._leave_out)
         self._traced.enter_context(state.replaced(tensors[: self._n_state]))
         self._traced.enter_context(put_back(self._constants.values()))
-        with recorded_origins(model, entry=FlatStep.forward.__code__, keeps_casts=self._keeps_casts):
+        with recorded_origins(model, entry=FlatStep.forward.__code__, keeps_casts=self._keeps_casts) as noting:
             (loss_fn,) = self._hidden_loss
+            called = self.regions.loss_fn
             with _loss_as_it_was(loss_fn):
-                output = call_step(run, self.regions.loss_fn, args, kwargs)
+                output = call_step(run, None if called is None else noting.of_loss(called), args, kwargs)
             if loss_fn is not None:
                 _refuse_odd_loss(loss_fn, *output)
         self._writes = state.writes()

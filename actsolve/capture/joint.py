@@ -38,7 +38,7 @@ from actsolve.capture.torch_internals import (
     n_forward_outputs,
     output_descriptors,
 )
-from actsolve.eager_parts import Parts
+from actsolve.eager_parts import LOSS, Parts
 from actsolve.errors import ActsolveError, CaptureError, ForwardError
 from actsolve.graph import Kind
 from actsolve.training_step import TrainingStep
@@ -112,10 +112,12 @@ class Joint:
         return origin.source or None if origin is not None else None
 
     def asked_by(self, position: int) -> str:
-        """Return the path of the module that asks a question; of what a region returned, the region's."""
+        """Return the name of the module or the loss that asks a question; of what a region returned, the region's."""
         node = self.questions[position]
         call, origin = call_of(node), annotation(node)
-        return call.path if call is not None else origin.module if origin is not None else ""
+        if call is not None or origin is None:
+            return "" if call is None else call.path
+        return LOSS if origin.is_of_loss else origin.module
 
     @property
     def tangents(self) -> list[torch.fx.Node]:
