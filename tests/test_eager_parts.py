@@ -165,6 +165,27 @@ def test_one_within_another() -> None:
     assert_alike(module, twin)
 
 
+class Normalized(nn.Module):
+    """Its running statistics are updated with no other sign."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.register_buffer("variance", torch.ones(WIDTH))
+
+    def _norm(self, h: torch.Tensor) -> torch.Tensor:
+        return F.batch_norm(h.flatten(0, 1), self.mean, self.variance, training=True) * float(np.random.rand())
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return self._norm(h).reshape(h.shape)
+
+
+@pytest.mark.parametrize("eager", ["middle._norm", "middle"])
+def test_running_statistics_would_be_updated_twice(eager: str) -> None:
+    with pytest.raises(CaptureError, match="which is left in eager, changes one of its tensors in place"):
+        pair(lambda: Model(Normalized()), eager=[eager])
+
+
 # -- functions in attributes, and modules that are made -------------------------------------------------------------------------
 
 

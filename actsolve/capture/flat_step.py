@@ -163,17 +163,17 @@ def _loss_as_it_was(loss_fn: Any) -> Iterator[None]:
     state = TracedState(loss_fn, frozenset())
     tensors = tuple(container[key] for container, key in state_places(loss_fn))
     with real_tensors():
-        kept = [(t, n_mutations(t), t.detach().clone()) for t in tensors if not is_of_trace(t)]
+        kept = [(t, t.detach().clone()) for t in tensors if not is_of_trace(t)]
     changed = []
     try:
         with state.replaced(tensors):
             yield
             changed += [*(write.attribute for write in state.writes()), *(setting.name for setting in state.settings)]
     finally:
-        for tensor, version, content in kept:
-            if n_mutations(tensor) != version:
-                changed.append("one of its tensors")
-                with real_tensors(), torch.no_grad():
+        with real_tensors(), torch.no_grad():
+            for tensor, content in kept:
+                if not torch.equal(tensor, content) and not content.isnan().any():
+                    changed.append("one of its tensors")
                     tensor.copy_(content)
     if changed:
         raise CaptureError(

@@ -20,7 +20,7 @@ from actsolve.capture.region_call import ANOTHER_REGION, GIVEN, RegionCall
 from actsolve.capture.region_results import Learned, Returned, Taken, refuse_hidden
 from actsolve.capture.region_token import generators_at
 from actsolve.capture.settings import SCALARS
-from actsolve.capture.state import TracedState
+from actsolve.capture.state import TracedState, state_places
 from actsolve.capture.structure import Structure, tensors_in
 from actsolve.capture.torch_internals import n_mutations, storage_key
 from actsolve.errors import CaptureError
@@ -68,7 +68,11 @@ class _Learner:
 
     def returned(self) -> Returned:
         around = TracedState(self.model, frozenset())
+        held = [*self.tensors[: self.call.n_state], *(container[key] for container, key in state_places(self.call.module))]
+        before = [(t, t.clone()) for t in held if not t.requires_grad]
         structure, constants, differentiable, uses = self._differentiated_once()
+        if any(not _same_bits(now, then) for now, then in before):  # a batch norm leaves no other sign
+            raise self.call.changes("one of its tensors in place")
         returned = self.call.run(self.tensors)
         *outputs, token = returned
         if changed := [*(w.attribute for w in around.writes()), *(s.name for s in around.settings)]:
