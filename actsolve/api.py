@@ -83,7 +83,8 @@ def optimize(
             cannot be used raise all the same.
         on_new_inputs: For inputs of another signature: ``"plan"`` once more, run the ``"original"`` with a warning, or
             ``"raise"``.
-        eager: Paths of submodules that are not to be traced: their Python runs at each step, and once more in its backward.
+        eager: Names of what is not to be traced: submodules and methods by their paths, `loss_fn`, classes of modules that the
+            forward makes. Their Python runs at each step, and once more in its backward.
             Those that no trace can follow are, unasked.
 
     Raises:

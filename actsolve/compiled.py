@@ -231,7 +231,7 @@ class CompiledStep:
 
     @property
     def eager(self) -> tuple[str, ...]:
-        """Paths of the modules that it leaves in eager."""
+        """Names of what it leaves in eager."""
         return self.captured.joint.eager
 
     @cached_property

@@ -6,6 +6,7 @@ ends with.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 _NEXT_LINE = "\n" + " " * 9  # below the text beside a label
@@ -44,10 +45,18 @@ class CaptureError(UsageError):
     """A training step that cannot be traced.
 
     Attributes:
-        module: Path of the submodule whose Python no trace can follow, if one is to blame.
+        module: Name of the part of the step whose Python no trace can follow, if one is to blame.
+        around: Names of those around it, from the inside.
+        draws: Whether it is Python's or NumPy's global generator that the step goes on with.
     """
 
     module: str | None = None
+    around: tuple[str, ...] = ()
+    draws: bool = False
+
+    def blame(self, parts: Sequence[str]) -> None:
+        """Note the names of the parts of the step that were running, the innermost first."""
+        self.module, self.around = (parts[0], tuple(parts[1:])) if parts else (None, ())
 
 
 class ForwardError(CaptureError):

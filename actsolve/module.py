@@ -57,7 +57,7 @@ class Runtime:
         first: The step that `optimize` was given; None if the original runs.
         offsets: Whether it matters where in its storage an input begins: a graph reads past the views it was given.
         written_only: Attributes that the forward assigns and does not read.
-        eager: Paths of the submodules that are left in eager.
+        eager: Names of what is left in eager (`actsolve.eager_parts`).
     """
 
     original: torch.nn.Module

@@ -7,15 +7,14 @@ torch's own modes. What it cannot see: global variables, and what is inside obje
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from actsolve.capture.hooks import hooks_inside
-from actsolve.capture.settings import Same, settings_key, value_key
-from actsolve.capture.state import Place, submodules
+from actsolve.capture.settings import Same, closed_over, settings_key, value_key
+from actsolve.capture.state import Place, state_places, submodules
 from actsolve.capture.structure import Structure, constant_key
 
 
@@ -67,8 +66,15 @@ def signature(
         children,
         hooks,
         _modes(),
-        tuple(map(value_key, _closed_over(loss_fn))),
+        _loss_key(loss_fn),
     )
+
+
+def _loss_key(loss_fn: Any) -> tuple[Any, ...]:
+    """Return a key of all that a loss function refers to: what a trace has of it stays as it was."""
+    if not isinstance(loss_fn, torch.nn.Module):
+        return tuple(map(value_key, closed_over(loss_fn)))
+    return (*map(settings_key, submodules(loss_fn)), *(Same(container[key]) for container, key in state_places(loss_fn)))
 
 
 def _tensor_key(t: torch.Tensor) -> tuple[Any, ...]:
@@ -96,23 +102,3 @@ def _modes() -> tuple[Any, ...]:
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
     )
-
-
-def _closed_over(loss_fn: Any) -> list[Any]:
-    """Return what a loss function refers to besides its argument: another object there is another loss."""
-    if isinstance(loss_fn, functools.partial):
-        return [*_closed_over(loss_fn.func), *loss_fn.args, *loss_fn.keywords.values()]
-    function = getattr(loss_fn, "__func__", loss_fn)
-    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_set(cell)]
-    code, variables = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    named = [variables[name] for name in (code.co_names if code is not None else ()) if name in variables]
-    owner = getattr(loss_fn, "__self__", loss_fn)
-    return [*cells, *named, *getattr(owner, "__dict__", {}).values()]
-
-
-def _is_set(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018  # raises where it is empty
-    except ValueError:
-        return False
-    return True

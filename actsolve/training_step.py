@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from actsolve.eager_parts import Parts, is_called
 from actsolve.errors import UsageError
 
 
@@ -25,7 +26,7 @@ class TrainingStep:
             part of the optimized step and a call returns ``(loss, output)``;
             without it the module's own output is taken as it is, and memory
             outside the module is not budgeted.
-        eager: Paths of submodules that are not traced but left in eager.
+        eager: Names of what is not traced but left in eager (`actsolve.eager_parts`).
     """
 
     model: torch.nn.Module
@@ -53,14 +54,11 @@ class TrainingStep:
                 given = getattr(self, name)
                 kind = f"that of a class, {given.__name__}" if isinstance(given, type) else type(given).__name__
                 raise UsageError(f"cannot use this {name}", why=f"its type is {kind}", try_=try_)
-        modules = self.model.named_modules(remove_duplicate=False)
-        never_called = torch.nn.Module.forward  # of a list of modules; a scripted class has none of its own
-        called = {
-            path
-            for path, module in modules
-            if getattr(type(module), "forward", None) is not never_called and not isinstance(module, torch.jit.ScriptModule)
-        }
-        paths = sorted(called - {""})
-        if not isinstance(self.eager, tuple) or any(path not in paths for path in self.eager):
-            why = "it is not a list of paths of submodules that are called"
-            raise UsageError(f"cannot use eager={self.eager!r}", why=why, try_=f"some of {', '.join(paths[:3])}, ...")
+        parts = Parts(self.model, self.loss_fn)
+        if not isinstance(self.eager, tuple) or any(not isinstance(p, str) or parts.at(p) is None for p in self.eager):
+            named = sorted(path for path, module in parts.named_modules() if path and is_called(module))
+            raise UsageError(
+                f"cannot use eager={self.eager!r}",
+                why="it is not a list of names of submodules or methods that are called, or of loss_fn",
+                try_=f"some of {', '.join(named[:3])}, ...",
+            )

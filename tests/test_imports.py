@@ -58,6 +58,7 @@ TREE = (
     "dag_planning",
     "graph_planning",
     "report/*",
+    "eager_parts",
     "training_step",
     "runtime/memory_events",
     "capture/*",
@@ -98,7 +99,7 @@ PIPELINE = {
     "api",
 }
 PIPELINE |= {"target", "smaller_batch", "step_problem", "inductor/*"}
-TORCH = {"training_step", "capture/*", "runtime/memory_events", "runtime/*", "cost/*"} | PIPELINE
+TORCH = {"eager_parts", "training_step", "capture/*", "runtime/memory_events", "runtime/*", "cost/*"} | PIPELINE
 TORCH_LATER = {"cli/*", "__main__"}  # only inside functions, so that `actsolve --help` is quick
 SOLVERS = {"planners/*"}
 

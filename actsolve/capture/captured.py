@@ -11,6 +11,7 @@ from torch.fx import Node
 from actsolve.capture.autocast import share_casts
 from actsolve.capture.batch_norm import drop_unread_statistics
 from actsolve.capture.dropout import refuse_other_layouts
+from actsolve.capture.eager_regions import refuse_sums
 from actsolve.capture.gradients import separate
 from actsolve.capture.in_place import InPlaceCall
 from actsolve.capture.joint import Joint, trace_joint
@@ -132,5 +133,6 @@ def capture(step: TrainingStep, *, name: str = "", tangents: frozenset[str] | No
 
 def _captured(full: Joint, tangents: frozenset[str], name: str) -> Captured:
     joint = without(full, frozenset(t.name for t in full.tangents) - tangents)
+    refuse_sums(joint.module, given=True)
     separate(joint.module, joint.n_forward_outputs)
     return Captured(joint, graph_of(joint, name), full)

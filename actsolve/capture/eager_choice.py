@@ -1,37 +1,28 @@
-"""Which submodules to leave in eager: the smallest that hold what no trace can follow, and those that are like them."""
+"""Which parts of a step to leave in eager: the smallest that hold what no trace can follow, and those that are like them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import torch
 
-from actsolve.capture.provenance import origin_of
+from actsolve.eager_parts import is_callable_attribute, is_called, module_at
 
 
-def module_that_raised(error: BaseException, model: torch.nn.Module) -> str | None:
-    """Return the path of the innermost submodule of ``model`` whose forward raised ``error``; None if no submodule's did."""
-    origin = origin_of(error)
-    if origin is not None:
-        return origin.module or None
-    paths = {id(module): path for path, module in model.named_modules()}
-    found, traceback = "", error.__traceback__
-    while traceback is not None:
-        found = paths.get(id(traceback.tb_frame.f_locals.get("self")), found)
-        traceback = traceback.tb_next
-    return found or None
-
-
-def left_in_eager(model: torch.nn.Module, eager: tuple[str, ...], module: str | None) -> tuple[str, ...] | None:
+def left_in_eager(
+    model: torch.nn.Module, eager: tuple[str, ...], module: str | None, around: Mapping[str, str] = MappingProxyType({})
+) -> tuple[str, ...] | None:
     """Return what to leave in eager where a trace that left ``eager`` failed; None if that would be the whole model.
 
     Args:
         model: What is traced.
-        eager: Paths of the submodules that were left in eager.
-        module: Path of the one that failed; None if what is left in eager is to be wider.
+        eager: Names of the parts that were left in eager.
+        module: That of the one that failed; None if what is left in eager is to be wider.
+        around: Per part the one that called it, where that is known; else it is the module around it.
     """
     if module is None or any(_is_inside(module, path) for path in eager):
-        wider = [_around(model, path) for path in eager if module is None or _is_inside(module, path)]
+        wider = [around.get(path) or _around(model, path) for path in eager if module is None or _is_inside(module, path)]
         wider += [path for path in eager if module is not None and not _is_inside(module, path)]
     else:
         wider = [*eager, module]
@@ -60,14 +51,9 @@ def outermost(paths: Iterable[str]) -> tuple[str, ...]:
 def _around(model: torch.nn.Module, path: str) -> str:
     """Return the path of the module around one: of those that are called, which a list of modules is not."""
     around = path.rpartition(".")[0]
-    while around and not is_called(model.get_submodule(around)):
+    while around and ((module := module_at(model, around)) is None or not is_called(module)):
         around = around.rpartition(".")[0]
     return around
-
-
-def is_called(module: torch.nn.Module) -> bool:
-    """Whether ``module`` has a forward."""
-    return getattr(type(module), "forward", None) is not torch.nn.Module.forward
 
 
 def _is_inside(path: str, other: str) -> bool:
@@ -75,8 +61,12 @@ def _is_inside(path: str, other: str) -> bool:
 
 
 def _alike(model: torch.nn.Module, path: str) -> list[str]:
-    """Return the paths of the modules of the same class, unless that is one of torch's: what one of them does all do."""
-    kind = type(model.get_submodule(path))
-    if kind.__module__.partition(".")[0] == "torch":
+    """Return the paths of what is called so in modules of the same class, unless that is one of torch's: as one does all do."""
+    module, name = module_at(model, path), ""
+    if module is None:
+        around, _, name = path.rpartition(".")
+        module = module_at(model, around)
+    if module is None or type(module).__module__.partition(".")[0] == "torch":
         return []
-    return [other for other, module in model.named_modules() if type(module) is kind and other]
+    others = [other for other, m in model.named_modules() if type(m) is type(module) and other]
+    return [f"{other}.{name}" for other in others if is_callable_attribute(model.get_submodule(other), name)] if name else others

@@ -20,10 +20,12 @@ from actsolve.capture.state import (
     put_back,
     state_places,
 )
-from actsolve.capture.structure import Structure, holds_data, refuse_hidden_data, take_apart
+from actsolve.capture.structure import are_changed, refuse_hidden_data, take_apart
 from actsolve.capture.torch_internals import (
     as_if_traced,
+    is_of_trace,
     n_mutations,
+    real_tensors,
 )
 from actsolve.errors import ActsolveError, CaptureError, ForwardError
 from actsolve.training_step import TrainingStep
@@ -40,15 +42,15 @@ class FlatStep(torch.nn.Module):
         super().__init__()
         self._leave_out = leave_out
         self._keeps_casts = torch.is_autocast_cache_enabled()
-        # Behind a list, or torch would find the model's parameters and add them as inputs of its own.
+        # Behind lists, or torch would find the parameters and buffers in them and add them as inputs of its own.
         self._hidden = [step.model]
-        self._loss_fn = step.loss_fn
+        self._hidden_loss = [step.loss_fn]
         leaves, self._structure = take_apart((tuple(step.args), dict(step.kwargs)))
         self._constants = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
         for constant in self._constants.values():
             refuse_hidden_data(constant, "an input")
         self.answers: Answers | None = None
-        self.regions = Regions(step.model, step.eager)
+        self.regions = Regions(step.model, step.loss_fn, step.eager)
         self._note: Callable[[Asked], None] | None = None  # while it runs for real
         state = [container[key] for container, key in state_places(step.model, leave_out)]
         self._n_state = len(state)
@@ -76,12 +78,20 @@ class FlatStep(torch.nn.Module):
         state = self._state = TracedState(model, self._leave_out)
         self._traced.enter_context(state.replaced(tensors[: self._n_state]))
         self._traced.enter_context(put_back(self._constants.values()))
-        with recorded_origins(model, entry=FlatStep.forward.__code__, keeps_casts=self._keeps_casts):
-            output = call_step(run, self._loss_fn, args, kwargs)
-            if self._loss_fn is not None:
-                _refuse_odd_loss(self._loss_fn, *output)
+        with recorded_origins(model, entry=FlatStep.forward.__code__, keeps_casts=self._keeps_casts) as noting:
+            (loss_fn,) = self._hidden_loss
+            called = self.regions.loss_fn
+            with _loss_as_it_was(loss_fn):
+                output = call_step(run, None if called is None else noting.of_loss(called), args, kwargs)
+            if loss_fn is not None:
+                _refuse_odd_loss(loss_fn, *output)
         self._writes = state.writes()
-        _refuse_changed_inputs(leaves, self._structure, (args, kwargs))
+        if are_changed(leaves, self._structure, (args, kwargs)):
+            raise CaptureError(
+                "the forward changes a list, dict or object that is one of its inputs",
+                why="a planned step is given tensors only, so that its caller would not see the change",
+                try_="return what it adds",
+            )
         return self.layout.record(self._writes, state.settings, output, leaves)
 
     @contextlib.contextmanager
@@ -115,7 +125,7 @@ class FlatStep(torch.nn.Module):
 
         def forward(note: Callable[[Asked], None]) -> None:
             self._note = note
-            before = python_states() if self.regions else {}  # what is left in eager may draw from them
+            before = python_states()
             try:
                 self(*copies)
             finally:
@@ -144,6 +154,35 @@ def call_step(
     return output if loss_fn is None else (loss_fn(output), output)
 
 
+@contextlib.contextmanager
+def _loss_as_it_was(loss_fn: Any) -> Iterator[None]:
+    """Put back what a loss that is a module changes in itself, and raise if it does: a planned step would not do it again."""
+    if not isinstance(loss_fn, torch.nn.Module):
+        yield
+        return
+    state = TracedState(loss_fn, frozenset())
+    tensors = tuple(container[key] for container, key in state_places(loss_fn))
+    with real_tensors():
+        kept = [(t, t.detach().clone()) for t in tensors if not is_of_trace(t)]
+    changed = []
+    try:
+        with state.replaced(tensors):
+            yield
+            changed += [*(write.attribute for write in state.writes()), *(setting.name for setting in state.settings)]
+    finally:
+        with real_tensors(), torch.no_grad():
+            for tensor, content in kept:
+                if not torch.equal(tensor, content) and not content.isnan().any():
+                    changed.append("one of its tensors")
+                    tensor.copy_(content)
+    if changed:
+        raise CaptureError(
+            f"the loss changes {changed[0]}",
+            why="a planned step runs no Python, so that the change would not be repeated",
+            try_="a loss that is part of the model, which may change its buffers, or one outside of the step",
+        )
+
+
 def _refuse_odd_loss(loss_fn: Callable[[Any], torch.Tensor], loss: Any, output: Any) -> None:
     """Raise if a backward cannot start from ``loss``. Where not even ``output`` leads to a parameter, it is not to blame."""
     if not isinstance(loss, torch.Tensor):
@@ -161,15 +200,3 @@ def _refuse_odd_loss(loss_fn: Callable[[Any], torch.Tensor], loss: Any, output: 
         why=why,
         try_="a loss_fn that returns one real number as a tensor, computed from the model's output, such as its mean()",
     )
-
-
-def _refuse_changed_inputs(leaves: list[Any], structure: Structure, inputs: Any) -> None:
-    """Raise if the forward put something else into a list or dict that it was given: only its own copy would show it."""
-    now, structure_now = take_apart(inputs)
-    same = structure_now.key == structure.key and all(a is b for a, b in zip(now, leaves, strict=True))
-    if not same or any(holds_data(leaf) for leaf in now if not isinstance(leaf, torch.Tensor)):
-        raise CaptureError(
-            "the forward changes a list, dict or object that is one of its inputs",
-            why="a planned step is given tensors only, so that its caller would not see the change",
-            try_="return what it adds",
-        )

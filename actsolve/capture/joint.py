@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from actsolve.capture.answers import Answer, answer_at, note_answers, questions
+from actsolve.capture.cached_calls import forget_traced_results
 from actsolve.capture.dropout import KERNELS
-from actsolve.capture.eager_choice import left_in_eager, module_that_raised
-from actsolve.capture.eager_regions import call_of, refuse_sums
+from actsolve.capture.eager_choice import left_in_eager
+from actsolve.capture.eager_regions import call_of, is_nothing_else, refuse_later_reads, refuse_sums
 from actsolve.capture.flat_step import FlatStep
 from actsolve.capture.hooks import refuse_hooks
 from actsolve.capture.layouts import corrected
@@ -25,6 +26,7 @@ from actsolve.capture.state import (
     settled,
     state_names,
 )
+from actsolve.capture.to_blame import parts_that_draw, parts_that_raised
 from actsolve.capture.torch_internals import (
     DATA_DEPENDENT,
     FakeTensor,
@@ -36,6 +38,7 @@ from actsolve.capture.torch_internals import (
     n_forward_outputs,
     output_descriptors,
 )
+from actsolve.eager_parts import LOSS, Parts
 from actsolve.errors import ActsolveError, CaptureError, ForwardError
 from actsolve.graph import Kind
 from actsolve.training_step import TrainingStep
@@ -69,7 +72,7 @@ class Joint:
 
     @property
     def eager(self) -> tuple[str, ...]:
-        """Paths of the modules that are left in eager."""
+        """Names of what is left in eager."""
         return tuple(dict.fromkeys(call.path for call in self.regions))
 
     @property
@@ -109,10 +112,12 @@ class Joint:
         return origin.source or None if origin is not None else None
 
     def asked_by(self, position: int) -> str:
-        """Return the path of the module that asks a question; of what a region returned, the region's."""
+        """Return the name of the module or the loss that asks a question; of what a region returned, the region's."""
         node = self.questions[position]
         call, origin = call_of(node), annotation(node)
-        return call.path if call is not None else origin.module if origin is not None else ""
+        if call is not None or origin is None:
+            return "" if call is None else call.path
+        return LOSS if origin.is_of_loss else origin.module
 
     @property
     def tangents(self) -> list[torch.fx.Node]:
@@ -140,23 +145,31 @@ class Joint:
 def trace_joint(step: TrainingStep) -> Joint:
     """Trace forward and backward of ``step`` with AOTAutograd; all is left as it was, RNG state included.
 
-    No kernel runs, unless Python depends on data. A submodule that no trace can follow is left in eager.
+    No kernel runs, unless Python depends on data. What no trace can follow is left in eager.
 
     Raises:
         CaptureError: the model cannot be traced, or it does what a trace would lose, or nothing requires a gradient.
     """
     eager = tuple(step.eager)
+    around: dict[str, str] = {}
     first: CaptureError | None = None
     try:
         for _ in range(_MOST_TRACES):
             try:
-                return _trace_past(replace(step, eager=eager))
+                joint = _trace_past(replace(step, eager=eager))
+                if first is not None and is_nothing_else(joint.module):
+                    break
+                return joint
             except CaptureError as error:
                 wider = None
                 if not isinstance(error, ForwardError) and (error.module or first is not None):
-                    wider = left_in_eager(step.model, eager, error.module)
+                    if error.module:
+                        around |= zip((error.module, *error.around), error.around, strict=False)
+                    wider = left_in_eager(step.model, eager, error.module, around)
                 if wider is None and first is None:
                     raise
+                if first is not None and not hasattr(first, "__notes__"):
+                    first.add_note(f"with {', '.join(eager)} left in eager: {error.what}")
                 first = first or _without_frames(error)
             if wider is None:
                 break
@@ -204,6 +217,7 @@ _REAL_DATA = "real tensors as inputs, for Python reads data; a model whose backw
 def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
     flat = FlatStep(step, leave_out)
     _refuse_odd_tensors(flat.tensors)
+    parts = Parts(step.model, step.loss_fn)
     is_real = not any(isinstance(t, FakeTensor) or t.device.type == "meta" for t in flat.tensors)
 
     def export_step() -> JointExport:
@@ -212,6 +226,7 @@ def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
             flat.refuse_changes_since()
         finally:
             flat.close()
+            forget_traced_results()
         return export
 
     try:
@@ -226,8 +241,10 @@ def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
                     raise
                 flat.ask()
                 export = export_step()
-    except ActsolveError:
+    except ActsolveError as error:
         leaked_tensors()  # whoever keeps the error keeps its tensors, which are no matter to the next trace
+        if is_real and isinstance(error, CaptureError) and error.draws:
+            error.blame(parts_that_draw(flat.ask, parts))
         raise
     except Exception as error:
         leaked_tensors()
@@ -239,7 +256,8 @@ def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
             why=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}",
             try_=f'{remedy}, or on_error="original" to train it as it is',
         )
-        failed.module = module_that_raised(error, step.model) if is_real else None
+        if is_real:
+            failed.blame(parts_that_raised(error, parts))
         raise failed from error
     if leaked := leaked_tensors():
         raise CaptureError(
@@ -251,7 +269,8 @@ def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
     note_answers(export.graph_module, None if flat.answers is None else flat.answers.given)
     _refuse_untrained_constants(export.graph_module)
     _refuse_sparse_results(export.graph_module)
-    refuse_sums(export.graph_module)
+    refuse_later_reads(export.graph_module)
+    refuse_sums(export.graph_module, given=False)
     names = tuple(state_names(step.model, leave_out))
     leaves = frozenset(i for i, t in enumerate(flat.tensors) if t.is_leaf and t.requires_grad)
     return Joint(export, export.graph_module, flat.layout, names, frozenset(), is_real, leaves, regions=tuple(flat.regions.calls))

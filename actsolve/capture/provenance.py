@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -36,11 +36,13 @@ class Origin:
         module: Path of the module that ran it.
         source: ``file:line``; empty where only torch's code led to it.
         autocast_region: Number of the outermost autocast region, if autocast would keep the op's casts.
+        is_of_loss: Whether the loss function ran it.
     """
 
     module: str
     source: str
     autocast_region: int | None = None
+    is_of_loss: bool = False
 
 
 class _Recorder(TorchFunctionMode):
@@ -53,6 +55,19 @@ class _Recorder(TorchFunctionMode):
         self._names = module_names
         self._running: list[str] = []
         self._regions_ended = 0
+        self._in_loss = False
+
+    def of_loss(self, loss_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return ``loss_fn``, whose ops are noted as those of the loss."""
+
+        def noted(output: Any) -> Any:
+            self._in_loss = True
+            try:
+                return loss_fn(output)
+            finally:
+                self._in_loss = False
+
+        return noted
 
     def end_autocast_region(self) -> None:
         """Called in place of ``torch.clear_autocast_cache``."""
@@ -81,7 +96,7 @@ class _Recorder(TorchFunctionMode):
         if func in _SHOWN:
             return "a tensor"  # as text it asks for what is in it, in a run for real, and a planned step shows nothing
         region = self._regions_ended if self._keeps_casts and func not in _CASTS else None
-        origin = Origin(self._running[-1] if self._running else "", source, region)
+        origin = Origin(self._running[-1] if self._running else "", source, region, self._in_loss)
         annotate(origin)
         try:
             return func(*args, **(kwargs or {}))
@@ -121,8 +136,8 @@ def short_path(file: str) -> str:
 
 
 @contextlib.contextmanager
-def recorded_origins(root: torch.nn.Module, *, entry: CodeType, keeps_casts: bool) -> Iterator[None]:
-    """Within this context, nodes traced from ``root`` and its submodules carry their `Origin`.
+def recorded_origins(root: torch.nn.Module, *, entry: CodeType, keeps_casts: bool) -> Iterator[_Recorder]:
+    """Within this context, nodes traced from ``root`` and its submodules carry their `Origin`. Yield what notes it.
 
     Args:
         root: What is traced.
@@ -134,7 +149,7 @@ def recorded_origins(root: torch.nn.Module, *, entry: CodeType, keeps_casts: boo
     leave = nn_module.register_module_forward_hook(recorder.leave_module, always_call=True)
     try:
         with recorder, mock.patch.object(torch, "clear_autocast_cache", recorder.end_autocast_region):
-            yield
+            yield recorder
     finally:
         enter.remove()
         leave.remove()

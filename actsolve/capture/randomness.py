@@ -71,7 +71,9 @@ def only_in_graph(once: Any = contextlib.nullcontext) -> Iterator[None]:
         changed = [name for name, state in python_states().items() if name in before and state != before[name]]
         put_python_states({name: before[name] for name in changed})
     if changed:
-        raise drawn_in_python(changed[0])
+        error = drawn_in_python(changed[0])
+        error.draws = True
+        raise error
 
 
 def drawn_in_python(generator: str, which: str = "forward") -> CaptureError:
@@ -79,7 +81,7 @@ def drawn_in_python(generator: str, which: str = "forward") -> CaptureError:
     return CaptureError(
         f"the {which} draws from {generator}",
         why="a planned step runs no Python: what was drawn in the trace would stay",
-        try_="torch's random functions on tensors, draw outside and pass it as an input, or eager=[...] with a submodule",
+        try_="torch's random functions on tensors, draw outside and pass it as an input, or eager=[...] with a method",
     )
 
 

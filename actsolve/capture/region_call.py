@@ -12,78 +12,26 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from actsolve.capture.answers import Answer
 from actsolve.capture.hooks import nothing_saved
+from actsolve.capture.region_results import Called, Constant, Learned, Returned, own_memory, refuse_hidden, uses_hidden
 from actsolve.capture.region_token import generators_at, settings_in, token_of
-from actsolve.capture.settings import SCALARS, settings_key
+from actsolve.capture.settings import closed_over, settings_key, value_key
 from actsolve.capture.state import caches_put_back, every_place, state_places, submodules
-from actsolve.capture.structure import Made, Structure, holds_data, refuse_hidden_data, take_apart
-from actsolve.capture.torch_internals import n_mutations, storage_key
+from actsolve.capture.structure import Made, Structure, are_changed, refuse_hidden_data, take_apart, tensors_in
+from actsolve.capture.torch_internals import NotGiven, n_mutations, storage_key
+from actsolve.eager_parts import Part
 from actsolve.errors import CaptureError, UsageError
+
+_KEYS = itertools.count()
 
 IN_TURN = threading.RLock()
 """Held while a region runs: other tensors are in the places of its module's."""
-
-
-@dataclass(frozen=True)
-class Taken:
-    """What one run of a region takes.
-
-    Attributes:
-        seconds: Of a run.
-        peak_bytes: The most that it has allocated at once, its results included.
-        flops: Of all kernels that are known, as those of other ops (`actsolve.capture.flops`).
-    """
-
-    seconds: float = 0.0
-    peak_bytes: int = 0
-    flops: int = 0
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What is known of a region's call.
-
-    Attributes:
-        structure: Of what it returns.
-        constants: What of that is no tensor, by position.
-        differentiable: Which of its tensors require a gradient.
-        strides: Of the gradients that its backward returns, by the position of the tensor.
-        uses: How often it reads each tensor, as far as its gradient is a sum of so many.
-        forward: What its forward takes.
-        backward: What its backward takes.
-    """
-
-    structure: Structure
-    constants: dict[int, Any]
-    differentiable: tuple[bool, ...]
-    strides: dict[int, tuple[int, ...]]
-    uses: dict[int, int]
-    forward: Taken
-    backward: Taken
-
-    def restored(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Return what the module returns, with ``tensors`` for its tensors."""
-        rest = iter(tensors)
-        n_leaves = self.structure.n_leaves
-        return self.structure.restore([self.constants[i] if i in self.constants else next(rest) for i in range(n_leaves)])
-
-
-class Returned(list[torch.Tensor]):
-    """Tensors that a region returns, and a token: the states that the generators had.
-
-    Attributes:
-        answer: All else that Python goes on with: shapes, what is no tensor, what requires a gradient, what shares memory.
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor], answer: Answer) -> None:
-        super().__init__(tensors)
-        self.answer = answer
 
 
 @dataclass(eq=False)
@@ -91,18 +39,22 @@ class RegionCall:
     """One call of a region in the forward.
 
     Attributes:
-        path: Of the module.
-        module: What is called.
-        function: Its forward.
+        path: The name of the part.
+        module: Whose tensors and attributes it may use.
+        function: What is called.
         structure: Of its inputs.
         inputs: Its inputs: where a tensor is among the flat ones, or a constant.
-        n_state: How many of the flat tensors are the module's own; they come first.
+        given: Which of the module's tensors it is given, by their places; they come first among the flat tensors.
+        n_places: How many there are.
+        is_module: Whether it is the module that is called.
+        is_outside: Whether the module is no part of the model: what is not trained is left where it is.
         needed: Which of the flat tensors require a gradient.
         leaf: Which of them are leaves of autograd's graph: weights, and inputs of the model.
         autocast: Kind of device, whether it is on, and the dtype.
         keeps_casts: Whether autocast casts a weight once for all its uses.
         with_grad: Whether it is called where gradients are wanted.
         learned: What is known of it.
+        changed: Which of the flat tensors it writes to: it is given copies of these, and nobody reads them after it.
         modes: Whether each of its modules is in training mode.
         key: Stands for it in the graph.
     """
@@ -112,19 +64,34 @@ class RegionCall:
     function: Callable[..., Any]
     structure: Structure
     inputs: tuple[int | Constant, ...]
-    n_state: int
+    given: tuple[int, ...]
+    n_places: int
+    is_module: bool
+    is_outside: bool
     needed: tuple[bool, ...]
     leaf: tuple[bool, ...]
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     keeps_casts: bool
     with_grad: bool
     learned: Learned | None = None
+    changed: frozenset[int] = frozenset()
     modes: tuple[tuple[torch.nn.Module, bool], ...] = ()
-    key: int = field(default_factory=itertools.count().__next__)
+    key: int = field(default_factory=lambda: next(_KEYS))
+    _used_another: bool = False
 
     def __post_init__(self) -> None:
         CALLS[self.key] = self
         self.modes = tuple((child, child.training) for child in submodules(self.module))
+
+    @property
+    def n_state(self) -> int:
+        """How many of the flat tensors are the module's own."""
+        return len(self.given)
+
+    @property
+    def positions(self) -> list[int]:
+        """Which of the flat tensors get a gradient."""
+        return [i for i, need in enumerate(self.needed) if need]
 
     @property
     def known(self) -> Learned:
@@ -133,37 +100,88 @@ class RegionCall:
         return self.learned
 
     def run(self, tensors: Sequence[torch.Tensor]) -> Returned:
-        """Run its forward."""
-        token = self.token()
+        """Run its forward. Where it uses a tensor that it is not given, its answer is of a call that is given that too."""
+        with IN_TURN:
+            settings = self._settings()
+            token = token_of(hash(settings))
+            try:
+                return self._run(tensors, token, settings)
+            except CaptureError:
+                if not self._used_another or self.is_outside:
+                    raise
+            call, everything = self._given_all(tensors)
+            with generators_at(token):
+                used = call.used(everything)
+                GIVEN.setdefault(self.module, {})[self.path] = tuple(sorted({*self.given, *used}))
+                return call._run(everything, token, settings)
+
+    def _run(self, tensors: Sequence[torch.Tensor], token: torch.Tensor, settings: tuple[int, ...]) -> Returned:
         # Casts that autocast keeps would stay until the caller's region ends; only gradients depend on that.
-        with nothing_saved(_takes_gradients), self.placed(tensors) as leaves, self.as_called(keeps_casts=False):
+        with nothing_saved(_takes_gradients), self.placed(tensors, settings) as leaves, self.as_called(keeps_casts=False):
             found = self.call(leaves)
             outputs = own_memory([t for t in found.leaves if isinstance(t, torch.Tensor)], tensors)
-            return Returned([*outputs, token], found.answer)
+            return Returned([*outputs, token], (*found.answer, GIVEN.get(self.module, {}).get(self.path, ())))
+
+    def used(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        """Return the places of the module's tensors, of which it is given all, that it computes with."""
+        with self.placed(tensors) as leaves, self.as_called(keeps_casts=False), Reads() as reads:
+            self.call(leaves, keep=torch.clone)
+            return tuple(i for i, leaf in enumerate(leaves[: self.n_state]) if storage_key(leaf) in reads.storages)
+
+    def _given_all(self, tensors: Sequence[torch.Tensor]) -> tuple[RegionCall, list[torch.Tensor]]:
+        """Return the same call with all of the module's tensors, and its flat tensors."""
+        everything = [container[key] for container, key in state_places(self.module)]
+        for place, tensor in zip(self.given, tensors, strict=False):
+            everything[place] = tensor
+        moved = [*self.given, *range(len(everything), len(everything) + len(tensors) - self.n_state)]
+        needed = [t.requires_grad and self.with_grad for t in everything]
+        call = replace(
+            self,
+            given=tuple(range(len(everything))),
+            inputs=tuple(i if isinstance(i, Constant) else moved[i] for i in self.inputs),
+            needed=(*needed, *self.needed[self.n_state :]),
+            leaf=(*(True for _ in everything), *self.leaf[self.n_state :]),
+            changed=frozenset(moved[i] for i in self.changed),
+            learned=None,
+            key=next(_KEYS),
+        )
+        return call, [*everything, *tensors[self.n_state :]]
 
     def differentiate(
         self, tensors: Sequence[torch.Tensor], token: torch.Tensor, gradients: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor]:
         """Return the gradients of the tensors that need one: zeros where autograd has None, and `UNDEFINED` says so."""
         with self._in_its_modes(), IN_TURN:
-            self._refuse_changes_since(token)
-            return self._differentiate(tensors, token, gradients)
+            settings = self._settings()
+            if settings_in(token) != hash(settings):
+                raise UsageError(
+                    f"{self.path}, which is left in eager, was changed between its forward and its backward",
+                    why="its backward runs the forward again, and would take another way",
+                    try_="the change before the forward, or after the backward",
+                )
+            return self._differentiate(tensors, token, gradients, settings)
 
     def _differentiate(
-        self, tensors: Sequence[torch.Tensor], token: torch.Tensor, gradients: Sequence[torch.Tensor | None]
+        self,
+        tensors: Sequence[torch.Tensor],
+        token: torch.Tensor,
+        gradients: Sequence[torch.Tensor | None],
+        settings: tuple[int, ...],
     ) -> list[torch.Tensor]:
-        with self.placed(tensors) as leaves:
+        with self.placed(tensors, settings) as leaves:
             with generators_at(token), self.as_called(keeps_casts=self.keeps_casts):
                 found = self.call(leaves)
                 outputs = [t for t in found.leaves if isinstance(t, torch.Tensor)]
+            _, others = found.uses(leaves)
             pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None and o.requires_grad]
             wanted = [leaf for leaf in leaves if leaf.requires_grad]
             given: Any = [None] * len(wanted)
             if pairs and wanted:
                 given = torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
-        positions = [i for i, need in enumerate(self.needed) if need]
-        UNDEFINED.found[self.key] = frozenset(p for p, g in zip(positions, given, strict=True) if g is None)
-        laid_out = [self._laid_out(p, tensors[p], g) for p, g in zip(positions, given, strict=True)]
+            del found, outputs, pairs
+        refuse_hidden(self.path, others)
+        UNDEFINED.found[self.key] = frozenset(p for p, g in zip(self.positions, given, strict=True) if g is None)
+        laid_out = [self._laid_out(p, tensors[p], g) for p, g in zip(self.positions, given, strict=True)]
         return own_memory(laid_out, [*tensors, *(g for g in gradients if g is not None)])
 
     def _laid_out(self, position: int, tensor: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
@@ -174,23 +192,30 @@ class RegionCall:
         return made.zero_() if gradient is None else made.copy_(gradient)
 
     @contextlib.contextmanager
-    def placed(self, tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    def placed(self, tensors: Sequence[torch.Tensor], settings: tuple[int, ...] | None = None) -> Iterator[list[torch.Tensor]]:
         """Yield leaves that stand for ``tensors``, those of the module in their places.
+
+        Args:
+            tensors: The flat ones.
+            settings: Keys of the attributes as they are, if they are known.
 
         Raises:
             CaptureError: what runs within this context changes the module or its tensors.
         """
         with IN_TURN:
             there = [container[key] for container, key in state_places(self.module)]
-            if len(there) != self.n_state:
+            if len(there) != self.n_places:
                 raise self.changes("which tensors it has, between two steps")
             leaves = [t.detach().requires_grad_(need) for t, need in zip(tensors, self.needed, strict=True)]
-            leaves[: self.n_state] = map(_like, leaves, there)
-            stand_in = {id(old): leaf for old, leaf in zip(there, leaves, strict=False)}
+            leaves[: self.n_state] = map(_like, leaves, (there[i] for i in self.given))
+            stand_in = {id(old): self._not_given(old) for i, old in enumerate(there) if i not in self.given}
+            stand_in |= {id(there[i]): leaf for i, leaf in zip(self.given, leaves, strict=False)}
             places = [(container, key, container[key]) for container, key in every_place(self.module)]
-            versions, settings = list(map(n_mutations, leaves)), self._settings()
+            watched = [*leaves, *stand_in.values()]
+            versions, settings = list(map(n_mutations, watched)), settings or self._settings()
             for container, key, old in places:
                 container[key] = stand_in[id(old)]
+            self._used_another = False
             try:
                 with caches_put_back(self.module):
                     yield leaves
@@ -198,17 +223,36 @@ class RegionCall:
             finally:
                 for container, key, old in places:
                     container[key] = old
+            if self._used_another:
+                raise self.changes("its way where it may not use a tensor")
             if [id(tensor) for tensor in now] != [id(stand_in[id(old)]) for _, _, old in places]:
                 raise self.changes("its tensors")
-            if versions != list(map(n_mutations, leaves)):
+            if versions != list(map(n_mutations, watched)):
                 raise self.changes("one of its tensors in place")
             self._refuse_changed_settings(settings)
 
+    def _not_given(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what is in the place of a tensor of the module's that it is not given."""
+        if self.is_outside and not tensor.requires_grad:
+            return tensor
+        return NotGiven(tensor, self._uses_another)
+
+    def _uses_another(self, shape: tuple[int, ...]) -> CaptureError:
+        self._used_another = True
+        if self.is_outside:
+            return uses_hidden(self.path, shape, "a weight that a model holds, for that is what a planned step trains")
+        return CaptureError(
+            f"{self.path}, which is left in eager, uses a tensor of shape {shape} that it did not use when it was planned for",
+            why="it is given those that it used, and this one's gradient would be lost",
+            try_="the module around it, all of whose tensors it is given, to be left in eager",
+        )
+
     def _refuse_changed_settings(self, before: tuple[int, ...]) -> None:
-        children = [path for path, _ in self.module.named_modules()]
-        for path, old, new in zip(children, before, self._settings(), strict=True):
+        owner = self.path if self.is_module else self.path.rpartition(".")[0]
+        names = [".".join(filter(None, (owner, path))) or "the model" for path, _ in self.module.named_modules()]
+        for name, old, new in zip([*names, self.path], before, self._settings(), strict=True):
             if old != new:
-                raise self.changes(f"an attribute of {self.path}{path and '.'}{path}")
+                raise self.changes(f"an attribute of {name}")
 
     @contextlib.contextmanager
     def as_called(self, *, keeps_casts: bool) -> Iterator[None]:
@@ -223,18 +267,14 @@ class RegionCall:
         """Call the module; ``keep`` makes its inputs from leaves, which they are not in eager."""
         keep = keep or _no_leaf
         flat = [t if leaf else keep(t) for t, leaf in zip(leaves, self.leaf, strict=True)]
+        flat = [t.clone() if i in self.changed else t for i, t in enumerate(flat)]
+        entries = [t.grad_fn for t in flat]
         inputs = [i.value if isinstance(i, Constant) else flat[i] for i in self.inputs]
         args, kwargs = self.structure.restore(inputs)
         found, structure = take_apart(self.function(*args, **kwargs), Made(inputs))
-        self._refuse_changed_inputs(inputs, args, kwargs)
-        return Called(found, structure, flat)
-
-    def _refuse_changed_inputs(self, inputs: list[Any], args: Any, kwargs: Any) -> None:
-        """Raise if something else was put into a list, a dict or an object that it was given: nobody would see it."""
-        now, structure = take_apart((args, kwargs))
-        same = structure.key == self.structure.key and all(a is b for a, b in zip(now, inputs, strict=True))
-        if not same or any(holds_data(leaf) for leaf in now if not isinstance(leaf, torch.Tensor)):
+        if are_changed(inputs, self.structure, (args, kwargs)):  # nobody would see it
             raise self.changes("a list, dict or object that it is given")
+        return Called(found, structure, flat, entries, self.changed)
 
     @contextlib.contextmanager
     def _in_its_modes(self) -> Iterator[None]:
@@ -248,16 +288,14 @@ class RegionCall:
             for child, mode in before:
                 child.training = mode
 
-    def _refuse_changes_since(self, token: torch.Tensor) -> None:
-        if settings_in(token) != hash(self._settings()):
-            raise UsageError(
-                f"{self.path}, which is left in eager, was changed between its forward and its backward",
-                why="its backward runs the forward again, and would take another way",
-                try_="the change before the forward, or after the backward",
-            )
-
     def _settings(self) -> tuple[int, ...]:
-        return tuple(hash(settings_key(child)) for child in submodules(self.module))
+        """Return keys of the attributes of its modules, and of what else it refers to, with how often tensors of that changed."""
+        of_module = isinstance(getattr(self.function, "__self__", None), torch.nn.Module)
+        others = [] if of_module else closed_over(self.function)
+        tensors = [t for t in others if isinstance(t, torch.Tensor)]
+        tensors += [container[key] for container, key in state_places(self.module)] if self.is_outside else []
+        referred = (*map(value_key, others), *((id(t), n_mutations(t)) for t in tensors if not t.requires_grad))
+        return (*(hash(settings_key(child)) for child in submodules(self.module)), hash(referred))
 
     def token(self) -> torch.Tensor:
         """Return what a second run goes on from: its settings, and the states of the generators."""
@@ -272,47 +310,16 @@ class RegionCall:
         )
 
 
-@dataclass(frozen=True)
-class Constant:
-    """An input that is no tensor."""
+class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the storages of what is computed with."""
 
-    value: Any
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.storages: set[int] = set()
 
-
-@dataclass(frozen=True)
-class Called:
-    """What a region returned.
-
-    Attributes:
-        leaves: Tensors, and what is none.
-        structure: How they were nested.
-        flat: The tensors that it was given.
-    """
-
-    leaves: list[Any]
-    structure: Structure
-    flat: list[torch.Tensor]
-
-    @property
-    def shared(self) -> tuple[int, ...]:
-        """For each tensor how many of those before it, given ones included, are in the same memory."""
-        keys = list(map(storage_key, self.flat))
-        found = []
-        for tensor in (t for t in self.leaves if isinstance(t, torch.Tensor)):
-            found.append(keys.count(storage_key(tensor)))
-            keys.append(storage_key(tensor))
-        return tuple(found)
-
-    @property
-    def answer(self) -> Answer:
-        """All that Python goes on with."""
-        leaves = tuple(
-            (tuple(t.shape), t.stride(), str(t.dtype), t.requires_grad)
-            if isinstance(t, torch.Tensor)
-            else (t if type(t) in SCALARS else type(t).__name__)
-            for t in self.leaves
-        )
-        return (*leaves, self.shared, str(self.structure.key))
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.storages.update(map(storage_key, tensors_in((args, kwargs))))
+        return func(*args, **(kwargs or {}))
 
 
 class _Undefined(threading.local):
@@ -324,6 +331,9 @@ class _Undefined(threading.local):
 
 UNDEFINED = _Undefined()
 
+GIVEN: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, tuple[int, ...]]] = weakref.WeakKeyDictionary()
+"""By module and part: which of its tensors are given from now on, since one was used that was not."""
+
 CALLS: weakref.WeakValueDictionary[int, RegionCall] = weakref.WeakValueDictionary()
 """By what stands for them in a graph."""
 
@@ -331,16 +341,28 @@ ANOTHER_REGION = 'a module around it, or one inside of it, to be left in eager; 
 
 
 def region_call(
-    path: str, module: torch.nn.Module, function: Callable[..., Any], state: Sequence[torch.Tensor], args: Any, kwargs: Any
+    part: Part, module: torch.nn.Module, function: Callable[..., Any], given: Sequence[int] | None, args: Any, kwargs: Any
 ) -> tuple[RegionCall, list[torch.Tensor]]:
-    """Return a call of ``function``, the forward of ``module``, and its flat tensors: ``state``, then those among its inputs."""
+    """Return a call of ``function``, and its flat tensors: those of the module that are given, then those among its inputs.
+
+    Args:
+        part: What is called.
+        module: Whose tensors and attributes it may use.
+        function: That of the module.
+        given: Which of the module's tensors it is given, by their places; None for all.
+        args: Of the call.
+        kwargs: Of the call.
+    """
+    places = state_places(module)
+    given = tuple(range(len(places)) if given is None else given)
+    state = [places[i][0][places[i][1]] for i in given]
     leaves, structure = take_apart((args, kwargs))
     tensors = list(state)
     where = {id(t): i for i, t in enumerate(tensors)}  # one tensor given twice is one
     inputs: list[int | Constant] = []
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
-            refuse_hidden_data(leaf, f"an input of {path}")
+            refuse_hidden_data(leaf, f"an input of {part.path}")
             inputs.append(Constant(leaf))
             continue
         if id(leaf) not in where:
@@ -352,7 +374,8 @@ def region_call(
     needed = tuple(t.requires_grad and torch.is_grad_enabled() for t in tensors)
     leaf = tuple(i < len(state) or (t.requires_grad and t.is_leaf) for i, t in enumerate(tensors))
     modes = (autocast, torch.is_autocast_cache_enabled(), torch.is_grad_enabled())
-    return RegionCall(path, module, function, structure, tuple(inputs), len(state), needed, leaf, *modes), tensors
+    where_from = (part.path, module, function, structure, tuple(inputs), given, len(places), part.is_module, part.is_outside)
+    return RegionCall(*where_from, needed, leaf, *modes), tensors
 
 
 def _like(leaf: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
@@ -367,19 +390,6 @@ def _like(leaf: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
 def _no_leaf(leaf: torch.Tensor) -> torch.Tensor:
     """Return what is no leaf, as an activation is none: autocast keeps no cast of it."""
     return leaf.view_as(leaf) if leaf.requires_grad else leaf
-
-
-def own_memory(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return ``tensors``, none of which is in memory of another or of one of ``others``."""
-    taken = set(map(storage_key, others))
-    own = []
-    for tensor in tensors:
-        plain = tensor.detach() if tensor.requires_grad else tensor
-        if storage_key(plain) in taken:
-            plain = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, device=plain.device).copy_(plain)
-        taken.add(storage_key(plain))
-        own.append(plain)
-    return own
 
 
 def _takes_gradients() -> CaptureError:

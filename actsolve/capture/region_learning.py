@@ -7,19 +7,20 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import TensorWeakRef
 
 from actsolve.capture.flops import overload_flops
 from actsolve.capture.randomness import as_if_not_traced
-from actsolve.capture.region_call import ANOTHER_REGION, Called, Learned, RegionCall, Returned, Taken
+from actsolve.capture.region_call import ANOTHER_REGION, GIVEN, RegionCall
+from actsolve.capture.region_results import Learned, Returned, Taken, refuse_hidden
 from actsolve.capture.region_token import generators_at
 from actsolve.capture.settings import SCALARS
-from actsolve.capture.state import TracedState
+from actsolve.capture.state import TracedState, state_places
 from actsolve.capture.structure import Structure, tensors_in
 from actsolve.capture.torch_internals import n_mutations, storage_key
 from actsolve.errors import CaptureError
@@ -38,8 +39,21 @@ def learn(call: RegionCall, tensors: Sequence[torch.Tensor], model: torch.nn.Mod
     Raises:
         CaptureError: it has an effect besides what it returns, or not the same one when it runs again.
     """
-    with as_if_not_traced(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):  # around it nothing is saved
+    with as_if_not_traced(), torch.autograd.graph.saved_tensors_hooks(_detached, _as_it_is):  # around it nothing is saved
         return _Learner(call, list(tensors), model, set(map(storage_key, state))).returned()
+
+
+def used_by(call: RegionCall, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """Return the places of the module's tensors that ``call``, which is given all of them, is to be given from now on."""
+    with as_if_not_traced(), torch.autograd.graph.saved_tensors_hooks(_detached, _as_it_is), generators_at(call.token()):
+        used = call.used(tensors)
+    known = GIVEN.get(call.module, {}).get(call.path, ())
+    return tuple(sorted({*used, *(i for i in known if i < call.n_places)}))
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what is saved: an op whose own result it is would hold itself otherwise."""
+    return tensor.detach()
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
@@ -54,7 +68,11 @@ class _Learner:
 
     def returned(self) -> Returned:
         around = TracedState(self.model, frozenset())
+        held = [*self.tensors[: self.call.n_state], *(container[key] for container, key in state_places(self.call.module))]
+        before = [(t, t.clone()) for t in held if not t.requires_grad]
         structure, constants, differentiable, uses = self._differentiated_once()
+        if any(not _same_bits(now, then) for now, then in before):  # a batch norm leaves no other sign
+            raise self.call.changes("one of its tensors in place")
         returned = self.call.run(self.tensors)
         *outputs, token = returned
         if changed := [*(w.attribute for w in around.writes()), *(s.name for s in around.settings)]:
@@ -77,8 +95,7 @@ class _Learner:
                 try_='on_error="original" to train the model as it is',
             )
         del again
-        positions = [i for i, need in enumerate(self.call.needed) if need]
-        strides = {p: g.stride() for p, g in zip(positions, backward(), strict=True)}
+        strides = {p: g.stride() for p, g in zip(self.call.positions, backward(), strict=True)}
         backward_s, _ = _timed(backward, device)
         self.call.learned = Learned(
             structure,
@@ -96,8 +113,7 @@ class _Learner:
         call = self.call
         with call.placed(self.tensors) as leaves, generators_at(call.token()), call.as_called(keeps_casts=False):
             found = call.call(leaves, keep=torch.clone)  # autograd lets nobody write into a leaf, or a view of one
-            if any(map(n_mutations, found.flat[call.n_state :])):
-                raise call.changes("one of its inputs in place")
+            found = replace(found, changed=self._changed(found.flat))
             if any(found.shared):
                 raise CaptureError(
                     f"{call.path}, which is left in eager, returns what is in memory of its inputs, its weights or of another",
@@ -113,21 +129,19 @@ class _Learner:
                     try_=ANOTHER_REGION,
                 )
             differentiable = tuple(t.requires_grad for t in found.leaves if isinstance(t, torch.Tensor))
-            uses, others = _uses(found, leaves)
-            structure = found.structure
+            uses, others = found.uses(leaves)
+            structure, call.changed = found.structure, found.changed
             del found, leaves
-        self._refuse_hidden(others)
+        refuse_hidden(call.path, others)
         return structure, constants, differentiable, uses
 
-    def _refuse_hidden(self, others: list[TensorWeakRef]) -> None:
-        """Raise if a tensor is trained that neither is the module's nor comes in, and that was not made in it."""
-        gc.collect()
-        if hidden := [tuple(t.shape) for ref in others if (t := ref()) is not None]:
-            raise CaptureError(
-                f"{self.call.path}, which is left in eager, uses a tensor of shape {hidden[0]} that is not its own",
-                why="it requires a gradient, which would be lost",
-                try_="a module around it that holds this tensor, to be left in eager",
-            )
+    def _changed(self, flat: list[torch.Tensor]) -> frozenset[int]:
+        """Return which inputs it has written to, which are copies; raise if a planned step could not give it such copies."""
+        call = self.call
+        changed = {i for i, t in enumerate(flat) if i >= call.n_state and n_mutations(t)}
+        if any(call.leaf[i] or flat[i].stride() != self.tensors[i].stride() for i in changed):
+            raise call.changes("one of its inputs in place")
+        return frozenset(changed)
 
     def _taken(self, run: Callable[[], Any], device: torch.device, seconds: float) -> Taken:
         """Return what ``run`` takes, whose time is known: memory and FLOPs of one more run.
@@ -150,36 +164,6 @@ class _Learner:
         if left := [tuple(t.shape) for ref in watch.made if (t := ref()) is not None]:
             raise self.call.changes(f"something outside of it: a tensor of shape {left[0]} is kept there")
         return taken
-
-
-def _uses(found: Called, leaves: list[torch.Tensor]) -> tuple[dict[int, int], list[TensorWeakRef]]:
-    """Return how many edges of autograd's graph lead to each tensor, and the other leaves of that graph."""
-    at: dict[Any, int] = {get_gradient_edge(leaf).node: i for i, leaf in enumerate(leaves) if leaf.requires_grad}
-    at |= {t.grad_fn: i for i, t in enumerate(found.flat) if t.grad_fn is not None}
-    inputs = {t.grad_fn for t in found.flat if t.grad_fn is not None}
-    uses: dict[int, int] = {}
-    others: dict[Any, TensorWeakRef] = {}
-    seen: set[Any] = set()
-    pending: list[Any] = []
-
-    def reach(node: Any) -> None:
-        if node in at:
-            uses[at[node]] = uses.get(at[node], 0) + 1
-        elif getattr(node, "variable", None) is not None:
-            others[node] = TensorWeakRef(node.variable)
-        if node is not None and node not in inputs:
-            pending.append(node)
-
-    for tensor in found.leaves:
-        if isinstance(tensor, torch.Tensor):
-            reach(tensor.grad_fn)
-    while pending:
-        node = pending.pop()
-        if node not in seen:
-            seen.add(node)
-            for following, _ in node.next_functions:
-                reach(following)
-    return uses, list(others.values())
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]

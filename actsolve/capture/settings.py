@@ -8,6 +8,7 @@ The data in the classes of a module counts as well, but for torch's own.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -117,6 +118,26 @@ def value_key(value: Any, seen: dict[int, int] | None = None, *, strict: bool = 
     if strict:
         raise _NoData
     return Same(value)
+
+
+def closed_over(function: Any) -> list[Any]:
+    """Return what a function refers to besides its arguments: another object there is another function."""
+    if isinstance(function, functools.partial):
+        return [*closed_over(function.func), *function.args, *function.keywords.values()]
+    code_of = getattr(function, "__func__", function)
+    cells = [cell.cell_contents for cell in getattr(code_of, "__closure__", None) or () if _is_set(cell)]
+    code, variables = getattr(code_of, "__code__", None), getattr(code_of, "__globals__", {})
+    named = [variables[name] for name in (code.co_names if code is not None else ()) if name in variables]
+    owner = getattr(function, "__self__", function)
+    return [*cells, *named, *getattr(owner, "__dict__", {}).values()]
+
+
+def _is_set(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018  # raises where it is empty
+    except ValueError:
+        return False
+    return True
 
 
 def containers(attributes: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -79,6 +79,13 @@ def take_apart(nested: Any, made: Made | None = None) -> tuple[list[Any], Struct
     return leaves, Structure(spec, tuple(records))
 
 
+def are_changed(leaves: list[Any], structure: Structure, nested: Any) -> bool:
+    """Whether something else was put into a list, dict or object of ``nested``, made of ``leaves``, since it was."""
+    now, structure_now = take_apart(nested)
+    same = structure_now.key == structure.key and all(a is b for a, b in zip(now, leaves, strict=True))
+    return not same or any(holds_data(leaf) for leaf in now if not isinstance(leaf, torch.Tensor))
+
+
 class Made:
     """Which objects a forward has made: those that it was not given, each met once."""
 

@@ -128,7 +128,7 @@ def undefined_gradients(joint: Joint, undefined: Mapping[int, frozenset[int]]) -
             missing.add(node)
         elif node.target is operator.getitem and isinstance(source, Node) and (call := call_of(source)) is not None:
             (_, number) = node.args
-            if [i for i, need in enumerate(call.needed) if need][number] in undefined.get(call.key, ()):
+            if call.positions[number] in undefined.get(call.key, ()):
                 missing.add(node)
     (output,) = joint.module.graph.find_nodes(op="output")
     results = output.args[0][joint.n_forward_outputs :]

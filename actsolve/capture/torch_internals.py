@@ -38,6 +38,7 @@ from torch._subclasses.fake_tensor import (
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from actsolve.capture.answers import Answers, asks, is_through_masks, may_ask
 from actsolve.capture.torch_engine import gradients_in_graph
@@ -295,6 +296,11 @@ def leaked_tensors() -> list[torch.Tensor]:
     return leaked
 
 
+def is_of_trace(value: Any) -> bool:
+    """Whether ``value`` is a tensor as a trace has them."""
+    return isinstance(value, (FunctionalTensor, FakeTensor))
+
+
 _KNOWN_LEAKS: list[weakref.ref[torch.Tensor]] = []
 
 
@@ -496,6 +502,38 @@ def n_mutations(tensor: torch.Tensor) -> int:
     if isinstance(tensor, FunctionalTensor):
         return int(torch._functionalize_mutation_counter(tensor.elem))
     return int(tensor._version)
+
+
+class NotGiven(torch.Tensor):
+    """Looks like a tensor, and holds nothing: whatever is computed with it raises."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, like: torch.Tensor, refusal: Callable[[tuple[int, ...]], Exception]) -> NotGiven:
+        made: NotGiven = torch.Tensor._make_wrapper_subclass(
+            cls,
+            like.size(),
+            strides=like.stride(),
+            storage_offset=like.storage_offset(),
+            dtype=like.dtype,
+            device=like.device,
+            requires_grad=like.requires_grad,
+        )
+        return made
+
+    def __init__(self, like: torch.Tensor, refusal: Callable[[tuple[int, ...]], Exception]) -> None:
+        self._refusal = refusal
+        if isinstance(like, torch.nn.Parameter):
+            self._is_param = True
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"NotGiven({tuple(self.shape)})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        used = next(t for t in tree_leaves((args, kwargs)) if isinstance(t, cls))
+        raise used._refusal(tuple(used.shape))
 
 
 real_tensors = _disable_current_modes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch.fx import Node
@@ -35,6 +36,7 @@ def capture_as_laid_out(step: TrainingStep, *, name: str = "", tangents: frozens
         captured = capture(step, name=name, tangents=tangents)
         if not captured.joint.is_real or not _note_layouts(captured):
             return captured
+        step = replace(step, eager=captured.joint.eager)  # found once
     raise CaptureError(f"cannot trace {type(step.model).__name__}", why="its kernels lay out their results differently each time")
 
 
