@@ -12,9 +12,8 @@ from torch import nn
 
 import actsolve
 from actsolve.errors import ActsolveError, CaptureError, InfeasibleBudget, UsageError
-from actsolve.inductor.kernels import base_of, kernels_of
-from actsolve.inductor.operand_copies import with_operand_copies
 from actsolve.inductor.torch_inductor import passing_through
+from models_zoo.vgg import VGG
 
 Tensors = list[torch.Tensor]
 
@@ -187,24 +186,6 @@ def test_errors_pass_as_what_they_are() -> None:
     assert isinstance(through, ActsolveError)
 
 
-def test_kernels_are_joined_as_inductor_would() -> None:
-    """What is elementwise joins what it follows; a product is alone; views are none."""
-
-    def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return ((x.relu() + 1) @ w.t()).exp().sum(1) * 2
-
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    with FakeTensorMode() as mode:
-        module = make_fx(step, tracing_mode="real")(torch.empty(4, 8), torch.empty(16, 8))
-    assert mode is not None
-    names = [[node.name for node in kernel.nodes] for kernel in kernels_of(module.graph)]
-    assert names == [["relu", "add"], ["mm"], ["exp", "sum_1", "mul"]]
-    (transposed,) = module.graph.find_nodes(op="call_function", target=torch.ops.aten.t.default)
-    assert base_of(transposed).op == "placeholder"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", ["60%", "min"])
 def test_convolutions_and_deep_models_train_as_inductor_does(budget: str) -> None:
@@ -225,41 +206,19 @@ def test_the_weights_of_convolutions_that_inductor_lays_out_anew() -> None:
     backend = actsolve.backend("85%", optimizer="sgd", time_limit_s=10)
     assert_trains_as_inductor_does(nn.Sequential(*layers), torch.randn(4, 64, 16, 16), backend)
     (graph,) = backend.graphs
-    assert graph.predicted_bytes is not None and 0.9 < graph.peak_bytes / graph.predicted_bytes < 1.1
+    assert graph.predicted_bytes is not None and 0.98 < graph.peak_bytes / graph.predicted_bytes < 1.02
 
 
-def test_copies_of_what_convolutions_read_are_nodes_of_both_graphs() -> None:
-    """Of those that are laid out anew: of a kernel of one element both layouts are one."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    aten = torch.ops.aten
-    rest = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
-
-    def forward(x: torch.Tensor, wide: torch.Tensor, narrow: torch.Tensor) -> list[torch.Tensor]:
-        y = aten.convolution.default(x, wide, None, *rest)
-        return [aten.convolution.default(y, narrow, None, *rest), x, wide, narrow, y]
-
-    def backward(
-        x: torch.Tensor, wide: torch.Tensor, narrow: torch.Tensor, y: torch.Tensor, g: torch.Tensor
-    ) -> list[torch.Tensor]:
-        to_y, of_narrow, _ = aten.convolution_backward.default(g, y, narrow, None, *rest, [True, True, False])
-        _, of_wide, _ = aten.convolution_backward.default(to_y, x, wide, None, *rest, [False, True, False])
-        return [of_wide, of_narrow]
-
-    x, wide, narrow, y, g = (torch.empty(s) for s in ((2, 4, 8, 8), (8, 4, 3, 3), (8, 8, 1, 1), (2, 8, 6, 6), (2, 8, 6, 6)))
-    with FakeTensorMode():
-        one = make_fx(forward, tracing_mode="fake")(x, wide, narrow)
-        two = make_fx(backward, tracing_mode="fake")(x, wide, narrow, y, g)
-    for module, names in ((one, ("x_1", "wide_1", "narrow_1")), (two, ("x_1", "wide_1", "narrow_1", "convolution", "g_1"))):
-        for node, name in zip(module.graph.find_nodes(op="placeholder"), names, strict=True):
-            node.name = name
-    ours, theirs = with_operand_copies(one, two, 1)
-    image, made = ours.graph.find_nodes(op="call_function", target=aten.clone.default)
-    assert (image.args[0].name, made.args[0].name) == ("x_1", "wide_1")  # type: ignore[union-attr]
-    assert all(n.meta["val"].is_contiguous(memory_format=torch.channels_last) for n in (image, made))
-    (output,) = ours.graph.find_nodes(op="output")
-    assert [n.name for n in output.args[0]][1:] == [image.name, made.name, "narrow_1", "convolution"]
-    given = [n.name for n in theirs.graph.find_nodes(op="placeholder")]
-    assert given == [image.name, made.name, "narrow_1", "convolution", "g_1"]
-    assert not one.graph.find_nodes(op="call_function", target=aten.clone.default), "Inductor's own graph stays as it is"
+@pytest.mark.slow
+def test_what_reads_a_buffer_comes_after_what_writes_into_it() -> None:
+    """Max pool's gradients are added into a buffer, which torch 2.13's Inductor on a CPU reads before that."""
+    torch.manual_seed(0)
+    vgg = VGG(depth=16, width=16, hidden=128, classes=10, dropout=0.0)
+    model = Mean(nn.Sequential(*vgg.features[-14:], vgg.avgpool, nn.Flatten(), vgg.classifier))
+    images = torch.randn(16, 64, 12, 12)
+    for budget in ("100%", "90%"):
+        compiled = torch.compile(model, backend=actsolve.backend(budget, optimizer="sgd", time_limit_s=10), dynamic=False)
+        (ours, eager) = (torch.autograd.grad(run(images), list(model.parameters())) for run in (compiled, model))
+        for a, b in zip(ours, eager, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * float(b.abs().max()))
+        torch._dynamo.reset()

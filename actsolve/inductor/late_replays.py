@@ -6,11 +6,13 @@ between two calls, so that what each part of it reads and makes is there at once
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
+from actsolve.graph import Graph
 from actsolve.plan import Plan
 from actsolve.problem import Problem
+from actsolve.replays import Run, all_runs, replays_of, saved_by
+from actsolve.schedule import StepKind
 from actsolve.simulate import Timeline, timeline_of
 
 
@@ -19,27 +21,23 @@ def late(problem: Problem, plan: Plan) -> Timeline:
     own = timeline_of(problem, plan)
     if not plan.replays:
         return own
-    moved = timeline_of(problem, replace(plan, replays=_moved(problem, plan.replays)))
+    graph = problem.graph
+    replays = replays_of(graph, _moved(graph, all_runs(graph, plan.replays)))
+    moved = timeline_of(problem, replace(plan, replays=replays, kept=saved_by(graph, replays)))
     return moved if moved.peak_bytes <= own.peak_bytes else own
 
 
-def _moved(problem: Problem, replays: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-    """Return per op the replays just before its first run, each moved to just before what reads it first."""
-    ops = problem.graph.ops
-    runs: list[tuple[int, bool]] = []  # an op, and whether it is a replay; the last first
-    for index in reversed(range(len(ops))):
-        runs.append((index, False))
-        for op in reversed(replays.get(index, ())):
-            made = set(ops[op].outputs)
-            place = next(
-                (i for i in reversed(range(len(runs))) if runs[i][0] == op or made.intersection(ops[runs[i][0]].inputs)), None
-            )
-            runs.insert(len(runs) if place is None else place + 1, (op, True))
-    moved: dict[int, tuple[int, ...]] = {}
-    before: list[int] = []
-    for op, again in reversed(runs):
-        if again:
-            before.append(op)
-        elif before:
-            moved[op], before = tuple(before), []
-    return moved
+def _moved(graph: Graph, runs: list[Run]) -> list[Run]:
+    """Return the runs with each replay just before the first that reads what it makes, or that makes it again."""
+    later: list[Run] = []  # from the end
+    for run in reversed(runs):
+        kind, op = run
+        made = set(graph.ops[op].outputs)
+        readers = (i for i in reversed(range(len(later))) if later[i][1] == op or made.intersection(_read(graph, later[i])))
+        later.insert(len(later) if kind is StepKind.COMPUTE else next(readers, -1) + 1, run)
+    return later[::-1]
+
+
+def _read(graph: Graph, run: Run) -> tuple[int, ...]:
+    kind, op = run
+    return graph.ops[op].replay_inputs if kind is StepKind.REPLAY else graph.ops[op].inputs
