@@ -169,6 +169,7 @@ def test_the_users_own_checkpoints_are_refused() -> None:
         ({"mem_budget": 1.5}, "a share"),
         ({"mem_budget": "60%", "optimizer": "adamm"}, "adamm"),
         ({"mem_budget": "60%", "rounds": 0}, "rounds=0"),
+        ({"mem_budget": "60%", "options": {"_pre_fusion_custom_pass": None}}, "_pre_fusion_custom_pass"),
         ({"mem_budget": "60%", "rounds": True}, "rounds=True"),
         ({"mem_budget": "60%", "hardware": "abacus"}, "abacus"),
     ],

@@ -73,6 +73,10 @@ def backend(
     """
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise UsageError(f"cannot use rounds={rounds!r}", why="it is not a positive number of plans", try_="4")
+    if "_pre_fusion_custom_pass" in (options or {}):
+        raise UsageError(
+            "cannot use options with _pre_fusion_custom_pass", why="a plan has one of its own there", try_="options without it"
+        )
     settings = Settings(
         optimizer=optimizer,
         hardware=hardware,
