@@ -210,6 +210,53 @@ def test_the_weights_of_convolutions_that_inductor_lays_out_anew() -> None:
     assert graph.predicted_bytes is not None and 0.98 < graph.peak_bytes / graph.predicted_bytes < 1.02
 
 
+class Shared(nn.Module):
+    """A convolution's weight that is read by two convolutions and by a sum; images come out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.frozen = nn.Conv2d(16, 16, 3, padding=1).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for conv in (self.first, self.again, self.frozen, self.again, self.frozen):
+            x = nn.functional.gelu(conv(x))
+        return x + self.again.weight.square().sum()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", ["75%", "min"])
+def test_images_come_out_as_inductor_lays_them_out_and_sums_keep_their_order(budget: str) -> None:
+    torch.manual_seed(0)
+    model, images = Shared(), torch.randn(4, 3, 16, 16)
+    outputs = []
+    for run in ("inductor", actsolve.backend(budget, optimizer="sgd", time_limit_s=5)):
+        outputs.append(torch.compile(model, backend=run, dynamic=False)(images))
+        torch._dynamo.reset()
+    assert torch.equal(*outputs) and outputs[0].stride() == outputs[1].stride() == (4096, 256, 16, 1)
+    model.frozen.requires_grad_()
+    assert_trains_as_inductor_does(model, images, actsolve.backend(budget, optimizer="sgd", time_limit_s=5))
+
+
+def test_parameters_that_the_forward_changes_are_put_back_after_a_trial() -> None:
+    class Halving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                self.layer.weight.mul_(0.5)
+            return self.layer(x)
+
+    torch.manual_seed(0)
+    model, x = Halving(), torch.randn(4, 8)
+    stock = copy.deepcopy(model)
+    ours = trained(model, torch.compile(Mean(model), backend=actsolve.backend("100%"), dynamic=False), x)
+    theirs = trained(stock, torch.compile(Mean(stock), dynamic=False), x)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
 @pytest.mark.slow
 def test_what_reads_a_buffer_comes_after_what_writes_into_it() -> None:
     """Max pool's gradients are added into a buffer, which torch 2.13's Inductor on a CPU reads before that."""

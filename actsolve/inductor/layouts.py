@@ -47,9 +47,14 @@ def copied(graph: fx.Graph, node: Node) -> Node:
 
 
 def is_laid_out_anew(node: Node) -> bool:
-    """Whether ``node`` is an input that Inductor copies into channels last where it computes with them."""
+    """Whether ``node`` is an input that Inductor copies into channels last where it computes with them, for nothing else.
+
+    Of one that is also read by others these may read the copy: a sum of it adds up its terms in the order of that.
+    """
     value = node.meta.get("val")
     if node.op != "placeholder" or not isinstance(value, torch.Tensor) or value.dim() != 4:
+        return False
+    if any(user.op != "output" and user.target not in (*_CONVOLUTIONS, aten.clone.default) for user in node.users):
         return False
     return value.is_contiguous() and not value.is_contiguous(memory_format=torch.channels_last)
 

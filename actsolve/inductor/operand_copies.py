@@ -33,7 +33,7 @@ def with_operand_copies(forward: fx.GraphModule, backward: fx.GraphModule, n_out
     (output,) = forward.graph.find_nodes(op="output")
     saved = list(output.args[0][n_outputs:])
     for operand in filter(is_laid_out_anew, forward.graph.find_nodes(op="placeholder")):
-        convolutions = [n for n in operand.users if n.target is aten.convolution.default]
+        convolutions = [n for n in operand.users if n is not output]
         if not convolutions:
             continue
         with forward.graph.inserting_before(convolutions[0]):
@@ -47,10 +47,22 @@ def with_operand_copies(forward: fx.GraphModule, backward: fx.GraphModule, n_out
             other.meta = {**given.meta, "val": laid_out.meta["val"]}
             given.replace_all_uses_with(other)
             backward.graph.erase_node(given)
-    output.args = (type(output.args[0])([*output.args[0][:n_outputs], *saved]),)
+    returned = [_as_traced(forward.graph, node) for node in output.args[0][:n_outputs]]
+    output.args = (type(output.args[0])([*returned, *saved]),)
     for module in (forward, backward):
         module.recompile()
     return forward, backward
+
+
+def _as_traced(graph: fx.Graph, node: Node | None) -> Node | None:
+    """Return ``node`` in the layout of its trace: a caller is given that, whatever its convolutions read."""
+    if not isinstance(node, Node) or node.meta["val"].dim() != 4:
+        return node
+    made: Node
+    with graph.inserting_before(graph.output_node()):
+        made = graph.call_function(torch.ops.prims.inductor_force_stride_order.default, (node, node.meta["val"].stride()))
+    made.meta = {**node.meta}
+    return made
 
 
 def _placeholder_of(backward: fx.GraphModule, node: Node) -> Node | None:

@@ -1,19 +1,21 @@
 """What a compiled step really takes: run once on its own inputs, forward and backward.
 
-The parameters are used as they are and keep their gradients; all other inputs are copied, for the step may write into them,
-and the random state is put back. So it takes the memory of a real step without the optimizer's state, and a copy of the inputs.
+The parameters are used as they are, put back if the step writes into them, and keep their gradients; all other inputs are copied,
+for the step may write into them, and the random state is put back. So it takes the memory of a real step without the optimizer's
+state, and a copy of the inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from actsolve.capture.generators import Drawn, own_generators
-from actsolve.capture.torch_internals import storage_key
+from actsolve.capture.torch_internals import n_mutations, storage_key
 from actsolve.inductor.torch_inductor import real_run
 from actsolve.runtime.exactness import bitwise_equal, relative_difference
 from actsolve.runtime.memory_events import measure_peak
@@ -47,7 +49,7 @@ def trial(compiled: Callable[..., Any], inputs: Sequence[Any]) -> Trial:
     tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
     device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
     drawn = Drawn()
-    with real_run(), torch.enable_grad():
+    with real_run(), _put_back([t for t in tensors if t.requires_grad]), torch.enable_grad():
         drawn.note(own_generators())
         for _ in range(2):
             given = _given(inputs)
@@ -57,6 +59,20 @@ def trial(compiled: Callable[..., Any], inputs: Sequence[Any]) -> Trial:
                 drawn.put_back()
             results = [*measured.result, *(t for t in given if isinstance(t, torch.Tensor) and not t.requires_grad)]
         return Trial(measured.peak_bytes, measured.end_bytes, [None if t is None else t.detach().cpu().clone() for t in results])
+
+
+@contextmanager
+def _put_back(tensors: list[torch.Tensor]) -> Iterator[None]:
+    """Give tensors that are written into within this context what they held before; it is kept on the host meanwhile."""
+    with torch.no_grad():
+        kept = [(t, n_mutations(t), t.detach().to("cpu", copy=True)) for t in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, before, held in kept:
+                if n_mutations(tensor) != before:
+                    tensor.copy_(held)
 
 
 def _given(inputs: Sequence[Any]) -> list[Any]:
