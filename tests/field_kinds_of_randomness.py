@@ -106,6 +106,32 @@ case(
 )
 
 
+OF_THE_FILE = np.random.default_rng(7)
+
+
+def jitter() -> float:
+    return float(OF_THE_FILE.random())
+
+
+def scales_by_a_helper(m: Any, h: torch.Tensor) -> torch.Tensor:
+    return m.a(h).tanh() * jitter()
+
+
+def beside_a_fresh_generator() -> nn.Module:
+    OF_THE_FILE.bit_generator.state = np.random.default_rng(7).bit_generator.state
+    return model(scales_by_a_helper)()
+
+
+case(
+    "a NumPy generator of the file, in a function that the forward calls",
+    "pytorch/pytorch#136559",
+    "The same, where no attribute holds the generator.",
+    beside_a_fresh_generator,
+    noise(3, 4),
+    refused="draws from jitter, a Generator",
+)
+
+
 class OwnTorchGenerator(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -75,7 +75,7 @@ class FlatStep(torch.nn.Module):
         (model,) = self._hidden
         run = functools.partial(type(model).forward, model)  # its own hooks run outside, at each call
         self._traced.enter_context(self.regions.standing_in(self._note))
-        state = self._state = TracedState(model, self._leave_out)
+        state = self._state = TracedState(model, self._leave_out, self._hidden_loss)
         self._traced.enter_context(state.replaced(tensors[: self._n_state]))
         self._traced.enter_context(put_back(self._constants.values()))
         with recorded_origins(model, entry=FlatStep.forward.__code__, keeps_casts=self._keeps_casts) as noting:

@@ -6,21 +6,28 @@ Both are put back after a trace, and refused if they changed, for a planned step
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 
-from actsolve.capture.settings import OWN, class_data, containers, own_classes
+from actsolve.capture.settings import FOREIGN, OWN, class_data, closed_over, containers, own_classes
+
+_FEW = 100  # entries of a container that is looked into for generators: larger ones are data
 
 
 class SharedState:
-    """The data in the classes of a module and of its submodules, and the generators in their attributes, as they are now."""
+    """The data in the classes of a module and of its submodules, and the generators that they can reach, as they are now.
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    These are in attributes, or what functions refer to: methods, functions that they call, and ``functions`` besides.
+    """
+
+    def __init__(self, module: torch.nn.Module, functions: Iterable[Any] = ()) -> None:
         owners = {owner for kind in {type(child) for child in module.modules()} for owner in own_classes(kind)}
         self._data = {owner: class_data(owner) for owner in owners}
         self._inside = [
@@ -33,6 +40,12 @@ class SharedState:
             for name, value in child.__dict__.items():
                 if name not in OWN and (state := _generator_state(value)) is not None:
                     self._generators.append((f"{path}.{name}" if path else name, value, *state))
+        methods = [value for owner in owners for value in vars(owner).values()]
+        methods += [value for child in module.modules() for value in child.__dict__.values() if callable(value)]
+        known = {id(generator) for _, generator, *_ in self._generators}
+        for name, generator in _referred_generators([*functions, *methods]):
+            if id(generator) not in known and (state := _generator_state(generator)) is not None:
+                self._generators.append((name, generator, *state))
 
     def changed(self) -> str | None:
         """Return the name of data in a class that is no longer as it was, or None."""
@@ -63,6 +76,41 @@ class SharedState:
             (container.update if isinstance(container, (dict, set)) else container.extend)(content)
         for *_, put_back in self._generators:
             put_back()
+
+
+def _referred_generators(functions: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the generators that functions refer to, and those that functions which these refer to do, each by its place."""
+    pending = [("", function) for function in functions]
+    seen, known = set[int](), _own_generators()
+    while pending:
+        name, value = pending.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        value = getattr(value, "__wrapped__", value)
+        owner = getattr(value, "__self__", None)
+        found = next((v for v in (value, owner) if isinstance(v, _generator_kinds())), None)
+        if found is not None and id(found) not in known:
+            yield name or type(found).__name__, found
+        elif isinstance(value, (FunctionType, MethodType, functools.partial)) and not _is_foreign(value):
+            pending += [(getattr(value, "__qualname__", name), v) for v in closed_over(value)]
+        elif isinstance(value, (list, tuple, dict)) and len(value) <= _FEW:
+            pending += [(name, v) for v in (value.values() if isinstance(value, dict) else value)]
+
+
+def _own_generators() -> set[int]:
+    """Return the ids of the generators behind the functions of `random` and `numpy.random` (`randomness.python_states`)."""
+    numpy = sys.modules.get("numpy")
+    return {id(f.__self__) for f in (random.random, *(() if numpy is None else (numpy.random.rand,)))}
+
+
+def _is_foreign(function: Any) -> bool:
+    return (getattr(function, "__module__", None) or "").partition(".")[0] in FOREIGN
+
+
+def _generator_kinds() -> tuple[type, ...]:
+    numpy = sys.modules.get("numpy")
+    return (random.Random, *(() if numpy is None else (numpy.random.Generator, numpy.random.RandomState)))
 
 
 def _is_same(before: Any, now: Any) -> bool:

@@ -167,9 +167,15 @@ def _below(attributes: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 class TracedState:
-    """A module whose tensors are replaced while it is traced, and which is put back as it was afterwards."""
+    """A module whose tensors are replaced while it is traced, and which is put back as it was afterwards.
 
-    def __init__(self, module: torch.nn.Module, leave_out: frozenset[Write]) -> None:
+    Args:
+        module: The module.
+        leave_out: What of its state is no input.
+        functions: What else is traced with it.
+    """
+
+    def __init__(self, module: torch.nn.Module, leave_out: frozenset[Write], functions: Iterable[Any] = ()) -> None:
         self._module, self._leave_out = module, leave_out
         self._before: dict[int, tuple[Any, Any]] = {}  # by id: attributes, lists and dicts, and what they held
         self._below: list[tuple[str, str, int, Any]] = []  # path, attribute, and a container in it, by its number there
@@ -181,7 +187,7 @@ class TracedState:
                     self._before.setdefault(id(container), (container, copy.copy(container)))
                     self._below.append((path, name, number, container))
         self.settings: list[Setting] = []
-        self._shared = SharedState(module)
+        self._shared = SharedState(module, functions)
         self._pass = "forward"
         self._new: dict[int, torch.Tensor] = {}
 
