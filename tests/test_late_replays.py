@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from actsolve.check import check
 from actsolve.graph import Graph, Kind, Op, Phase, Value
-from actsolve.inductor.late_replays import late
+from actsolve.inductor.late_replays import late, late_runs
 from actsolve.plan import Plan
 from actsolve.problem import Costs, Problem
 from actsolve.replays import replays_of, saved_by
@@ -44,19 +44,18 @@ def replaying(problem: Problem, draw: random.Random) -> Plan:
 
 @given(problems(), st.randoms(use_true_random=False))
 def test_all_replays_are_where_they_are_first_read(problem: Problem, draw: random.Random) -> None:
-    plan = replaying(problem, draw)
-    own, moved = timeline_of(problem, plan), late(problem, plan)
-    check(replace(problem, budget_bytes=own.peak_bytes), moved.schedule)
-    assert moved.peak_bytes <= own.peak_bytes
-    assert sorted(runs_of(moved.schedule)) == sorted(runs_of(own.schedule))
-    if moved.schedule == own.schedule:
-        return
-    ops, runs = problem.graph.ops, runs_of(moved.schedule)
+    graph, plan = problem.graph, replaying(problem, draw)
+    own = timeline_of(problem, plan)
+    runs = late_runs(graph, runs_of(own.schedule))
+    check(replace(problem, budget_bytes=1 << 62), replaying_schedule(graph, replays_of(graph, runs)))
+    assert sorted(runs) == sorted(runs_of(own.schedule))
     for i, (kind, op) in enumerate(runs):
         rest = runs[i + 1 :]
-        reads = (j for j, (_, other) in enumerate(rest) if other == op or set(ops[op].outputs) & set(ops[other].inputs))
+        read = (set(graph.ops[o].inputs + (graph.ops[o].replay_inputs if k is StepKind.REPLAY else ())) for k, o in rest)
+        reads = (j for j, values in enumerate(read) if rest[j][1] == op or values.intersection(graph.ops[op].outputs))
         if kind is StepKind.REPLAY:
             assert all(k is StepKind.REPLAY for k, _ in rest[: next(reads)]), "a first run between a replay and its reader"
+    assert late(problem, plan).peak_bytes <= own.peak_bytes
 
 
 def test_a_replay_does_not_wait_beside_another_ops_memory() -> None:

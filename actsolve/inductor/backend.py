@@ -179,20 +179,22 @@ class CompileBackend:
             steps.append(Step(module, inputs, split, problem, self.options, _own_code(), copies=split is not splits[-1]))
         problem = steps[0].problem
         if self.budget.is_smallest:
-            least = (step.run(least_budget(step.problem, self._planner)[1], MAX_BYTES) for step in steps)
+            least = (step.run(least_budget(step.problem, self._planner)[1], 0) for step in steps)
             smallest = min(least, key=lambda found: needed(found.trial, problem))
+            if own is not None and needed(own, problem) <= needed(smallest.trial, problem):
+                return self._use_own(
+                    function, own, static_bytes, self._reserve(inputs).budget_for(static_bytes + needed(own, problem)), problem
+                )
             needs_bytes = self._reserve(inputs).budget_for(static_bytes + needed(smallest.trial, problem))
             return self._use([smallest], own, static_bytes, needs_bytes, problem)
         budget_bytes = self._budget_bytes(own, static_bytes, problem, inputs)
         dynamic_bytes = budget_bytes - self._reserve(inputs).of(budget_bytes) - static_bytes
         if own is not None and needed(own, problem) <= dynamic_bytes:
-            peak_bytes = static_bytes + needed(own, problem)
-            self.graphs.append(CompiledGraph(budget_bytes, static_bytes, peak_bytes, peak_bytes))
-            return function
+            return self._use_own(function, own, static_bytes, budget_bytes, problem)
         del function
         found = rounds_of(steps, dynamic_bytes, own, self._planner, self.rounds)
         if needed(found[-1].trial, problem) > dynamic_bytes:
-            raise _infeasible(found, budget_bytes, static_bytes, problem)
+            raise _infeasible(found, own, budget_bytes, static_bytes, problem)
         return self._use(found, own, static_bytes, budget_bytes, problem)
 
     @property
@@ -234,6 +236,13 @@ class CompileBackend:
                 try_="a budget in bytes",
             )
         return self._reserve(inputs).budget_for(self.budget.resolve(static_bytes, static_bytes + needed(own, problem)))
+
+    def _use_own(
+        self, function: Callable[..., Any], own: Trial, static_bytes: int, budget_bytes: int, problem: Problem
+    ) -> Callable[..., Any]:
+        peak_bytes = static_bytes + needed(own, problem)
+        self.graphs.append(CompiledGraph(budget_bytes, static_bytes, peak_bytes, peak_bytes))
+        return function
 
     def _use(
         self, found: list[Round], own: Trial | None, static_bytes: int, budget_bytes: int, problem: Problem
@@ -279,8 +288,11 @@ def _device(inputs: Sequence[Any]) -> torch.device:
     return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
 
 
-def _infeasible(found: list[Round], budget_bytes: int, static_bytes: int, problem: Problem) -> InfeasibleBudget:
-    smallest_bytes = static_bytes + needed(found[-1].trial, problem)
+def _infeasible(
+    found: list[Round], own: Trial | None, budget_bytes: int, static_bytes: int, problem: Problem
+) -> InfeasibleBudget:
+    trials = [found[-1].trial, *([] if own is None else [own])]
+    smallest_bytes = static_bytes + min(needed(one, problem) for one in trials)
     return InfeasibleBudget(
         f"no compiled step fits {format_bytes(budget_bytes)} ({budget_bytes} bytes)",
         where="torch.compile",

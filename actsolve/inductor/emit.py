@@ -1,8 +1,8 @@
 """From a schedule of kernels to a forward and a backward graph for Inductor.
 
-The forward is Inductor's, and saves what the schedule keeps; of an input that Inductor would copy into another layout, and save
-so, it saves a view of one dimension, which has one layout. The backward runs its own kernels and replays in the order of the
-schedule. What it calls stays in that order; generated kernels Inductor moves between as it sees fit.
+The forward is Inductor's, and saves what the schedule keeps; an input that Inductor would copy into another layout, and save so,
+is saved as it is. The backward runs its own kernels and replays in the order of the schedule, which `torch_inductor` has Inductor
+keep.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch.fx import Node
 
 from actsolve.errors import ScheduleError
 from actsolve.inductor.kernels import base_of, is_inlined, sources_of
-from actsolve.inductor.layouts import elements_of, is_laid_out_anew, shaped
+from actsolve.inductor.layouts import is_laid_out_anew
 from actsolve.inductor.split import Split, outputs_of
-from actsolve.inductor.torch_inductor import Modules, has_no_version_check, mark_planned, saved_desc
+from actsolve.inductor.torch_inductor import Modules, has_no_version_check, mark_as_given, mark_planned, saved_desc
 from actsolve.schedule import Schedule, Step, StepKind
 from actsolve.split import first_backward_step
 
@@ -112,9 +112,9 @@ def _forward(split: Split, saved: list[Node]) -> fx.GraphModule:
     for node in split.forward.graph.nodes:
         if node.op == "output":
             outputs = [made[n] if isinstance(n, Node) else n for n in node.args[0][: split.n_outputs]]
-            given = [shaped(graph, made[n], [n.meta["val"].numel()]) if is_laid_out_anew(n) else made[n] for n in saved]
-            output = graph.output((*outputs, *given))
+            output = graph.output((*outputs, *(made[n] for n in saved)))
             output.meta.update(node.meta)
+            mark_as_given(output, [i for i, n in enumerate(saved, start=split.n_outputs) if is_laid_out_anew(n)])
             descs = list(node.meta["desc"][: split.n_outputs])
             output.meta["desc"] = descs + [saved_desc(i, n) for i, n in enumerate(saved)]
         else:
@@ -137,10 +137,6 @@ class _Backward:
         for node in (*saved, *tangents):
             self._made[node] = self._out.placeholder(node.name)
             self._made[node].meta.update(node.meta)
-        for node in filter(is_laid_out_anew, saved):
-            given = self._made[node]
-            given.meta["val"] = elements_of(node.meta["val"])
-            self._made[node] = shaped(self._out, given, node.meta["val"].shape)
 
     def module(self, runs: list[_Run]) -> fx.GraphModule:
         for run in runs:

@@ -11,23 +11,24 @@ from dataclasses import replace
 from actsolve.graph import Graph
 from actsolve.plan import Plan
 from actsolve.problem import Problem
-from actsolve.replays import Run, all_runs, replays_of, saved_by
+from actsolve.replays import Run, replays_of, saved_by
 from actsolve.schedule import StepKind
 from actsolve.simulate import Timeline, timeline_of
 
 
-def late(problem: Problem, plan: Plan) -> Timeline:
-    """Return the timeline of ``plan`` with each replay as late as can be, if that takes no more memory; else its own."""
+def late(problem: Problem, plan: Plan, budget_bytes: int = 0) -> Timeline:
+    """Return the timeline of ``plan`` with each replay as late as can be; its own if that takes more memory, over the budget."""
     own = timeline_of(problem, plan)
-    if not plan.replays:
-        return own
     graph = problem.graph
-    replays = replays_of(graph, _moved(graph, all_runs(graph, plan.replays)))
-    moved = timeline_of(problem, replace(plan, replays=replays, kept=saved_by(graph, replays)))
-    return moved if moved.peak_bytes <= own.peak_bytes else own
+    runs: list[Run] = [
+        (s.kind, s.op) for s in own.schedule.steps if s.op is not None and s.kind in (StepKind.COMPUTE, StepKind.REPLAY)
+    ]
+    replays = replays_of(graph, late_runs(graph, runs))
+    moved = timeline_of(problem, replace(plan, replays=replays, early={}, kept=saved_by(graph, replays)))
+    return moved if moved.peak_bytes <= max(own.peak_bytes, budget_bytes) else own
 
 
-def _moved(graph: Graph, runs: list[Run]) -> list[Run]:
+def late_runs(graph: Graph, runs: list[Run]) -> list[Run]:
     """Return the runs with each replay just before the first that reads what it makes, or that makes it again."""
     later: list[Run] = []  # from the end
     for run in reversed(runs):
@@ -40,4 +41,4 @@ def _moved(graph: Graph, runs: list[Run]) -> list[Run]:
 
 def _read(graph: Graph, run: Run) -> tuple[int, ...]:
     kind, op = run
-    return graph.ops[op].replay_inputs if kind is StepKind.REPLAY else graph.ops[op].inputs
+    return graph.ops[op].inputs + (graph.ops[op].replay_inputs if kind is StepKind.REPLAY else ())

@@ -7,7 +7,7 @@ copies of all that it reads, and of its results, as workspace, and the time for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -57,17 +57,6 @@ def is_laid_out_anew(node: Node) -> bool:
     if any(user.op != "output" and user.target not in (*_CONVOLUTIONS, aten.clone.default) for user in node.users):
         return False
     return value.is_contiguous() and not value.is_contiguous(memory_format=torch.channels_last)
-
-
-def shaped(graph: fx.Graph, node: Node, shape: Sequence[int]) -> Node:
-    """Add a view of ``node`` to ``graph``."""
-    return _with_value(graph.call_function(aten.view.default, (node, list(shape))))
-
-
-def elements_of(value: torch.Tensor) -> torch.Tensor:
-    """Return a fake tensor of the elements of another, in one dimension."""
-    made: torch.Tensor = _called(aten.view.default, value, [-1])
-    return made
 
 
 def _with_value(node: Node) -> Node:

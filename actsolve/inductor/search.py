@@ -73,7 +73,7 @@ class Step:
 
     def run(self, found: Plan, budget_bytes: int) -> Round:
         """Compile and measure a plan."""
-        timeline = late(self.problem, found)
+        timeline = late(self.problem, found, budget_bytes)
         check(replace(self.problem, budget_bytes=max(budget_bytes, timeline.peak_bytes)), timeline.schedule)
 
         def partition(_: torch.fx.GraphModule, stock: Callable[[], Modules], n_outputs: int) -> Modules:
@@ -120,7 +120,7 @@ def rounds_within(step: Step, budget_bytes: int, stock: Trial | None, options: P
         smallest = not found.found
         if smallest:
             aim, found = least_budget(problem, options)
-        schedule = late(problem, found).schedule
+        schedule = late(problem, found, aim).schedule
         known = next((r for r in rounds if r.timeline.schedule == schedule), None)
         if known is None:
             if len(rounds) == most:

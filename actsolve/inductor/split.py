@@ -20,7 +20,7 @@ from torch import fx
 from torch.fx import Node
 
 from actsolve.capture.flops import node_flops
-from actsolve.capture.replay import why_not_replayable
+from actsolve.capture.replay import is_random, why_not_replayable
 from actsolve.capture.tangents import upstream
 from actsolve.capture.to_graph import signature, tensors_of
 from actsolve.errors import CaptureError
@@ -251,7 +251,7 @@ def _why_not(kernel: Kernel, changed: set[Node]) -> str:
     """Return why a kernel must not run a second time, or an empty text."""
     if any(n in changed for node in kernel.nodes for n in sources_of(node)):
         return "it reads what the step changes"
-    if any(map(draws_seeds, kernel.nodes)):
+    if any(draws_seeds(node) or is_random(node) for node in kernel.nodes):  # a compiled backward sets no generator back
         return "it draws from the random generator"
     return next((reason for node in kernel.nodes if not is_item(node) and (reason := why_not_replayable(node, ()))), "")
 

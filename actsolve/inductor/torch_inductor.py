@@ -38,6 +38,7 @@ Partition = Callable[[fx.GraphModule, Callable[[], Modules], int], Modules]
 """Called with the joint graph, Inductor's own partition of it as a function, and how many outputs are the forward's."""
 
 _PLANNED = "actsolve_planned"
+_AS_GIVEN = "actsolve_as_given"
 _VIEWS = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "lift_fresh"})  # the others say so themselves
 _REDUCTIONS = frozenset(
     {"sum", "mean", "amax", "amin", "var_mean", "var", "prod", "any", "all", "argmax", "argmin", "max", "min"}
@@ -116,15 +117,25 @@ class _InLayoutsOfInductor(CustomGraphPass):
     """Has a planned backward laid out as Inductor lays out its own: a graph in which there are no convolutions.
 
     Those that are replayed would else have it lay out all there is with channels last, and other layouts round otherwise. They
-    come out as they did in the forward all the same, from what they read.
+    come out as they did in the forward all the same, from what they read. And has a planned forward save inputs as they are,
+    as it returns what its caller sees.
+
+    Args:
+        key: Equal only where the same plan is compiled.
     """
 
+    def __init__(self, key: str) -> None:
+        self._key = key
+
     def __call__(self, graph: fx.Graph) -> None:
+        meta = graph.output_node().meta
+        if as_given := meta.get(_AS_GIVEN):
+            meta["user_visible_output_idxs"] = [*meta.get("user_visible_output_idxs", ()), *as_given]
         if any(node.meta.get(_PLANNED) for node in graph.nodes):
             torch._inductor.config.layout_optimization = False  # `compiled` puts it back
 
     def uuid(self) -> str:
-        return "actsolve: layouts of Inductor's backward"
+        return f"actsolve: layouts of Inductor's backward {self._key}"
 
 
 def _is_call(node: BaseSchedulerNode) -> bool:
@@ -181,6 +192,11 @@ def _tie(node: BaseSchedulerNode, before: list[BaseSchedulerNode]) -> None:
             node.add_fake_dep(WeakDep(name, node.get_first_name(), is_fake=True))
 
 
+def mark_as_given(output: fx.Node, indices: list[int]) -> None:
+    """Mark which results of a planned forward are inputs that are to be saved as they are."""
+    output.meta[_AS_GIVEN] = indices
+
+
 def mark_planned(node: fx.Node) -> None:
     """Mark ``node`` as one of a planned backward, whose calls keep their order."""
     node.meta[_PLANNED] = True
@@ -198,8 +214,9 @@ def compiled(
         options: Of `torch._inductor.config`.
     """
     patches, settings = dict(options), {"force_non_lazy_backward_lowering": True}
+    key = "" if partitioner is None else partitioner.uuid() or ""
     patches["_pre_fusion_custom_pass"] = _InOrder({} if partitioner is None else partitioner.strides)
-    patches["post_grad_custom_post_pass"] = [*_listed(patches.get("post_grad_custom_post_pass")), _InLayoutsOfInductor()]
+    patches["post_grad_custom_post_pass"] = [*_listed(patches.get("post_grad_custom_post_pass")), _InLayoutsOfInductor(key)]
     patches.setdefault("layout_optimization", torch._inductor.config.layout_optimization)
     if partitioner is not None:
         patches["custom_partitioner_fn"] = partitioner
