@@ -35,7 +35,7 @@ def late_runs(graph: Graph, runs: list[Run]) -> list[Run]:
         kind, op = run
         made = set(graph.ops[op].outputs)
         readers = (i for i in reversed(range(len(later))) if later[i][1] == op or made.intersection(_read(graph, later[i])))
-        later.insert(len(later) if kind is StepKind.COMPUTE else next(readers, -1) + 1, run)
+        later.insert(len(later) if kind is StepKind.COMPUTE else next(readers, len(later) - 1) + 1, run)
     return later[::-1]
 
 
