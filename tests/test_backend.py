@@ -257,6 +257,90 @@ def test_parameters_that_the_forward_changes_are_put_back_after_a_trial() -> Non
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
+class Drawing(nn.Module):
+    """Draws in the middle of layers, and goes on with what it drew."""
+
+    def __init__(self, draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.draw, self.layers = draw, nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = self.draw(torch.tanh(layer(x)))
+        return x
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["poisson", "rrelu", "dropout as in eager"])
+def test_ops_that_draw_by_themselves_are_not_replayed(kind: str) -> None:
+    """Inductor calls them, and sets no generator back: a replay would draw others."""
+    draws = {
+        "poisson": lambda h: h * torch.poisson(h.detach().abs() + 1),
+        "rrelu": lambda h: nn.functional.rrelu(h, training=True),
+        "dropout as in eager": lambda h: nn.functional.dropout(h, 0.3),
+    }
+    options = {"fallback_random": True} if kind == "dropout as in eager" else {}
+    torch.manual_seed(0)
+    model, x = Drawing(draws[kind]), torch.randn(256, 64)
+    stock = copy.deepcopy(model)
+    backend = actsolve.backend("min", optimizer="sgd", time_limit_s=5, options=options)
+    ours = trained(model, torch.compile(Mean(model), backend=backend, dynamic=False), x)
+    torch._dynamo.reset()
+    theirs = trained(stock, torch.compile(Mean(stock), dynamic=False, options=options), x)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", ["80%", "min"])
+@pytest.mark.parametrize("changed", ["weights", "images"])
+def test_what_is_saved_and_changed_before_the_backward_is_noticed(changed: str, budget: str) -> None:
+    """Gradients are those of the tensors as they were, from copies as of stock Inductor's, or torch raises as in eager."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(3) for layer in (nn.Conv2d(16, 16, 3, padding=1), nn.GELU())]
+    model, images = Mean(nn.Sequential(*layers)), torch.randn(4, 16, 16, 16)
+    expected = torch.autograd.grad(model(images), list(model.parameters()))
+    compiled = torch.compile(model, backend=actsolve.backend(budget, optimizer="sgd", time_limit_s=5), dynamic=False)
+    loss = compiled(images)
+    with torch.no_grad():
+        for tensor in model.parameters() if changed == "weights" else [images]:
+            tensor.add_(1)
+    try:
+        found = torch.autograd.grad(loss, list(model.parameters()))
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)
+    else:
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.slow
+def test_what_comes_from_another_graph_may_be_written_into() -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.a(x)
+            torch._dynamo.graph_break()
+            return self.b(h.relu_())
+
+    torch.manual_seed(0)
+    model, x = Broken(), torch.randn(8, 16)
+    stock = copy.deepcopy(model)
+    ours = trained(model, torch.compile(Mean(model), backend=actsolve.backend("100%", optimizer="sgd"), dynamic=False), x)
+    assert all(torch.equal(a, b) for a, b in zip(ours, trained(stock, torch.compile(Mean(stock), dynamic=False), x), strict=True))
+
+
+@pytest.mark.slow
+def test_the_smallest_is_at_most_inductors_own() -> None:
+    torch.manual_seed(0)
+    backend = actsolve.backend("min", optimizer="sgd", time_limit_s=5)
+    torch.compile(Mean(nn.Linear(64, 64)), backend=backend, dynamic=False)(torch.randn(64, 64)).backward()
+    (graph,) = backend.graphs
+    assert graph.stock_bytes is not None and graph.peak_bytes <= graph.stock_bytes and graph.budget_bytes >= graph.peak_bytes
+
+
 @pytest.mark.slow
 def test_what_reads_a_buffer_comes_after_what_writes_into_it() -> None:
     """Max pool's gradients are added into a buffer, which torch 2.13's Inductor on a CPU reads before that."""
