@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import problems
 
 from actsolve.check import check
 from actsolve.graph import Graph, Kind, Op, Phase, Value
@@ -16,7 +17,6 @@ from actsolve.problem import Costs, Problem
 from actsolve.replays import replaying_schedule, replays_of, saved_by
 from actsolve.schedule import Schedule, StepKind
 from actsolve.simulate import timeline_of
-from tests.strategies import problems
 
 
 def runs_of(schedule: Schedule) -> list[tuple[StepKind, int]]:
