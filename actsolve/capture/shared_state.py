@@ -42,9 +42,9 @@ class SharedState:
                     self._generators.append((f"{path}.{name}" if path else name, value, *state))
         methods = [value for owner in owners for value in vars(owner).values()]
         methods += [value for child in module.modules() for value in child.__dict__.values() if callable(value)]
-        known = {id(generator) for _, generator, *_ in self._generators}
-        for name, generator in _referred_generators([*functions, *methods]):
-            if id(generator) not in known and (state := _generator_state(generator)) is not None:
+        known = _own_generators() | {id(generator) for _, generator, *_ in self._generators}
+        for name, generator in _referred_generators([*functions, *methods], known):
+            if (state := _generator_state(generator)) is not None:
                 self._generators.append((name, generator, *state))
 
     def changed(self) -> str | None:
@@ -78,10 +78,15 @@ class SharedState:
             put_back()
 
 
-def _referred_generators(functions: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the generators that functions refer to, and those that functions which these refer to do, each by its place."""
+def _referred_generators(functions: Iterable[Any], known: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield the generators that functions refer to, and those that functions which these refer to do, each by its place.
+
+    Args:
+        functions: Where to begin.
+        known: Ids of generators that are left out.
+    """
     pending = [("", function) for function in functions]
-    seen, known = set[int](), _own_generators()
+    seen, kinds = set[int](), _generator_kinds()
     while pending:
         name, value = pending.pop()
         if id(value) in seen:
@@ -89,8 +94,9 @@ def _referred_generators(functions: Iterable[Any]) -> Iterator[tuple[str, Any]]:
         seen.add(id(value))
         value = getattr(value, "__wrapped__", value)
         owner = getattr(value, "__self__", None)
-        found = next((v for v in (value, owner) if isinstance(v, _generator_kinds())), None)
+        found = next((v for v in (value, owner) if isinstance(v, kinds)), None)
         if found is not None and id(found) not in known:
+            known.add(id(found))
             yield name or type(found).__name__, found
         elif isinstance(value, (FunctionType, MethodType, functools.partial)) and not _is_foreign(value):
             pending += [(getattr(value, "__qualname__", name), v) for v in closed_over(value)]

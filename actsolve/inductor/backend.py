@@ -16,13 +16,11 @@ from actsolve.cost.hardware import profile
 from actsolve.cost.optimizers import optimizer_memory
 from actsolve.errors import ActsolveError, CaptureError, InfeasibleBudget, UsageError
 from actsolve.inductor.costs import costs_of
-from actsolve.inductor.layouts import Strides
 from actsolve.inductor.operand_copies import with_operand_copies
 from actsolve.inductor.search import Round, Step, needed, rounds_of
 from actsolve.inductor.split import Split, split_of, symbolic_shapes
-from actsolve.inductor.torch_inductor import Modules, Partitioner, compiled, frame_id, has_checkpoints, passing_through
+from actsolve.inductor.torch_inductor import Modules, Partitioner, Strides, compiled, frame_id, has_checkpoints, passing_through
 from actsolve.inductor.trial import Trial, trial
-from actsolve.planners import least_budget
 from actsolve.problem import Problem
 from actsolve.settings import Settings
 from actsolve.static_memory import GPU_RESERVE, Budget, OptimizerMemory, Reserve, parse_budget
@@ -179,7 +177,7 @@ class CompileBackend:
             steps.append(Step(module, inputs, split, problem, self.options, _own_code(), copies=split is not splits[-1]))
         problem = steps[0].problem
         if self.budget.is_smallest:
-            least = (step.run(least_budget(step.problem, self._planner)[1], 0) for step in steps)
+            least = (step.run_smallest(self._planner) for step in steps)
             smallest = min(least, key=lambda found: needed(found.trial, problem))
             if own is not None and needed(own, problem) <= needed(smallest.trial, problem):
                 return self._use_own(

@@ -23,9 +23,9 @@ from actsolve.cost.measure import measure_costs
 from actsolve.cost.roofline import LAUNCH_S, moved_bytes, roofline_costs
 from actsolve.cost.timing import COPY_BYTES, copy, timed
 from actsolve.inductor.kernels import Kernel
-from actsolve.inductor.layouts import Strides, as_called
+from actsolve.inductor.layouts import as_called
 from actsolve.inductor.split import Split
-from actsolve.inductor.torch_inductor import computes_with_channels_last, is_random_number
+from actsolve.inductor.torch_inductor import Strides, computes_with_channels_last, is_random_number
 from actsolve.problem import Costs
 
 _RANDOM_S = {"cpu": 5e-9}  # per number on a CPU, whose generated code makes them one at a time

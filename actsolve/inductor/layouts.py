@@ -15,10 +15,9 @@ from torch import fx
 from torch.fx import Node
 
 from actsolve.capture.torch_internals import FakeTensor
+from actsolve.inductor.torch_inductor import Strides
 
 aten = torch.ops.aten
-Strides = tuple[tuple[int, ...] | None, ...]
-
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 

@@ -35,14 +35,12 @@ class Round:
     """One plan that was compiled and measured.
 
     Attributes:
-        budget_bytes: What was planned for, above static memory.
         plan: The plan.
         timeline: What the simulator says of it.
         trial: What was measured.
         function: The compiled step.
     """
 
-    budget_bytes: int
     plan: Plan
     timeline: Timeline
     trial: Trial
@@ -71,10 +69,14 @@ class Step:
     key: str
     copies: bool = False
 
-    def run(self, found: Plan, budget_bytes: int) -> Round:
-        """Compile and measure a plan."""
-        timeline = late(self.problem, found, budget_bytes)
-        check(replace(self.problem, budget_bytes=max(budget_bytes, timeline.peak_bytes)), timeline.schedule)
+    def run_smallest(self, options: PlannerOptions) -> Round:
+        """Compile and measure the plan of the smallest peak that is found."""
+        _, found = least_budget(self.problem, options)
+        return self.run(found, late(self.problem, found))
+
+    def run(self, found: Plan, timeline: Timeline) -> Round:
+        """Compile and measure a plan, in the order of ``timeline``."""
+        check(replace(self.problem, budget_bytes=timeline.peak_bytes), timeline.schedule)
 
         def partition(_: torch.fx.GraphModule, stock: Callable[[], Modules], n_outputs: int) -> Modules:
             split = split_of(*(with_operand_copies(*stock(), n_outputs) if self.copies else stock()), n_outputs)
@@ -83,7 +85,7 @@ class Step:
 
         key = f"{self.key} {self.split.graph.fingerprint} {[(s.kind.value, s.op, s.value) for s in timeline.schedule.steps]}"
         function = compiled(self.module, self.inputs, Partitioner(partition, key), self.options)
-        return Round(budget_bytes, found, timeline, trial(function, self.inputs), function)
+        return Round(found, timeline, trial(function, self.inputs), function)
 
 
 def rounds_of(steps: Sequence[Step], budget_bytes: int, stock: Trial | None, options: PlannerOptions, most: int) -> list[Round]:
@@ -120,12 +122,12 @@ def rounds_within(step: Step, budget_bytes: int, stock: Trial | None, options: P
         smallest = not found.found
         if smallest:
             aim, found = least_budget(problem, options)
-        schedule = late(problem, found, aim).schedule
-        known = next((r for r in rounds if r.timeline.schedule == schedule), None)
+        timeline = late(problem, found, aim)
+        known = next((r for r in rounds if r.timeline.schedule == timeline.schedule), None)
         if known is None:
             if len(rounds) == most:
                 break
-            known = step.run(found, aim)
+            known = step.run(found, timeline)
             rounds.append(known)
         share = budget_bytes / needed(known.trial, problem)
         serves = share >= 1 and _is_exact(known, stock)
@@ -139,7 +141,7 @@ def rounds_within(step: Step, budget_bytes: int, stock: Trial | None, options: P
         if not low < aim < high:
             aim = (low + high) // 2
     if not smallest and not any(needed(r.trial, problem) <= budget_bytes for r in rounds):
-        rounds.append(step.run(least_budget(problem, options)[1], 0))
+        rounds.append(step.run_smallest(options))
     return sorted(rounds, key=lambda r: _rank(r, budget_bytes, stock), reverse=True)
 
 

@@ -37,6 +37,9 @@ Modules = tuple[fx.GraphModule, fx.GraphModule]
 Partition = Callable[[fx.GraphModule, Callable[[], Modules], int], Modules]
 """Called with the joint graph, Inductor's own partition of it as a function, and how many outputs are the forward's."""
 
+Strides = tuple[tuple[int, ...] | None, ...]
+"""Of the tensors that a kernel is called with; None where they are not known."""
+
 _PLANNED = "actsolve_planned"
 _AS_GIVEN = "actsolve_as_given"
 _VIEWS = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "lift_fresh"})  # the others say so themselves
@@ -59,7 +62,7 @@ class Partitioner(CustomPartitionerFn):
 
     def __init__(self, partition: Partition, key: str | None) -> None:
         self._partition, self._key = partition, key
-        self.strides: dict[str, tuple[tuple[int, ...] | None, ...]] = {}
+        self.strides: dict[str, Strides] = {}
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Modules:
         return self._partition(
@@ -89,7 +92,7 @@ class _InOrder(CustomSchedulerPass):
     and so may move it before: VGG's convolutions, behind an adaptive pool, then get gradients of zero.
     """
 
-    def __init__(self, strides: dict[str, tuple[tuple[int, ...] | None, ...]]) -> None:
+    def __init__(self, strides: dict[str, Strides]) -> None:
         self._strides = strides
 
     def __call__(self, nodes: list[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
@@ -102,7 +105,7 @@ class _InOrder(CustomSchedulerPass):
         for node in filter(_is_call, nodes):
             if origins := _origins(node, places):
                 self._strides[max(origins, key=places.__getitem__).name] = tuple(map(_strides_of, node.node.inputs))  # type: ignore[union-attr]
-        if any(node.meta.get(_PLANNED) for node in places):
+        if _is_planned(graph):
             nodes = _in_order(nodes, [_place(node, places) for node in nodes])
             _tie_to_calls(nodes)
         V.graph.scheduler.nodes = nodes
@@ -131,7 +134,7 @@ class _InLayoutsOfInductor(CustomGraphPass):
         meta = graph.output_node().meta
         if as_given := meta.get(_AS_GIVEN):
             meta["user_visible_output_idxs"] = [*meta.get("user_visible_output_idxs", ()), *as_given]
-        if any(node.meta.get(_PLANNED) for node in graph.nodes):
+        if _is_planned(graph):
             torch._inductor.config.layout_optimization = False  # `compiled` puts it back
 
     def uuid(self) -> str:
@@ -195,6 +198,11 @@ def _tie(node: BaseSchedulerNode, before: list[BaseSchedulerNode]) -> None:
 def mark_as_given(output: fx.Node, indices: list[int]) -> None:
     """Mark which results of a planned forward are inputs that are to be saved as they are."""
     output.meta[_AS_GIVEN] = indices
+
+
+def _is_planned(graph: fx.Graph) -> bool:
+    """Whether ``graph`` is a planned backward."""
+    return any(node.meta.get(_PLANNED) for node in graph.nodes)
 
 
 def mark_planned(node: fx.Node) -> None:
