@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
+import torch._inductor.config
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -16,6 +18,7 @@ from actsolve.inductor.kernels import base_of, kernels_of
 from actsolve.inductor.layouts import as_called
 from actsolve.inductor.operand_copies import with_operand_copies
 from actsolve.inductor.split import split_of
+from actsolve.inductor.torch_inductor import InLayoutsOfInductor, mark_planned
 from actsolve.runtime.memory_events import measure_peak
 
 aten = torch.ops.aten
@@ -120,3 +123,15 @@ def test_copies_of_what_convolutions_read_are_nodes_of_both_graphs() -> None:
     assert names_of(output.args[0])[1:] == expected  # type: ignore[arg-type]
     assert names_of(theirs.graph.find_nodes(op="placeholder")) == [*expected, "g"]
     assert not one.graph.find_nodes(op="call_function", target=aten.clone.default), "Inductor's own graph stays as it is"
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_planned_backward_is_laid_out_as_inductors_own(forced: bool) -> None:
+    """Which has no convolutions, so that it is laid out with channels last only where the options say so."""
+    graph = traced(lambda x: x + 1, {"x": (2, 3, 4, 5)}).graph
+    with torch._inductor.config.patch(layout_optimization=True, force_layout_optimization=forced):
+        InLayoutsOfInductor("a plan")(graph)
+        assert torch._inductor.config.layout_optimization, "not planned"
+        mark_planned(next(iter(graph.nodes)))
+        InLayoutsOfInductor("a plan")(graph)
+        assert torch._inductor.config.layout_optimization == forced

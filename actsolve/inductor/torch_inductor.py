@@ -116,12 +116,12 @@ class _InOrder(CustomSchedulerPass):
         return "actsolve: kernels in order"
 
 
-class _InLayoutsOfInductor(CustomGraphPass):
+class InLayoutsOfInductor(CustomGraphPass):
     """Has a planned backward laid out as Inductor lays out its own: a graph in which there are no convolutions.
 
-    Those that are replayed would else have it lay out all there is with channels last, and other layouts round otherwise. They
-    come out as they did in the forward all the same, from what they read. And has a planned forward save inputs as they are,
-    as it returns what its caller sees.
+    Those that are replayed would else have it lay out all there is with channels last, unless its options ask for that anyway,
+    and other layouts round otherwise. They come out as they did in the forward all the same, from what they read. And has a
+    planned forward save inputs as they are, as it returns what its caller sees.
 
     Args:
         key: Equal only where the same plan is compiled.
@@ -135,7 +135,8 @@ class _InLayoutsOfInductor(CustomGraphPass):
         if as_given := meta.get(_AS_GIVEN):
             meta["user_visible_output_idxs"] = [*meta.get("user_visible_output_idxs", ()), *as_given]
         if _is_planned(graph):
-            torch._inductor.config.layout_optimization = False  # `compiled` puts it back
+            config = torch._inductor.config
+            config.layout_optimization &= config.force_layout_optimization  # `compiled` puts it back
 
     def uuid(self) -> str:
         return f"actsolve: layouts of Inductor's backward {self._key}"
@@ -224,7 +225,7 @@ def compiled(
     patches, settings = dict(options), {"force_non_lazy_backward_lowering": True}
     key = "" if partitioner is None else partitioner.uuid() or ""
     patches["_pre_fusion_custom_pass"] = _InOrder({} if partitioner is None else partitioner.strides)
-    patches["post_grad_custom_post_pass"] = [*_listed(patches.get("post_grad_custom_post_pass")), _InLayoutsOfInductor(key)]
+    patches["post_grad_custom_post_pass"] = [*_listed(patches.get("post_grad_custom_post_pass")), InLayoutsOfInductor(key)]
     patches.setdefault("layout_optimization", torch._inductor.config.layout_optimization)
     if partitioner is not None:
         patches["custom_partitioner_fn"] = partitioner

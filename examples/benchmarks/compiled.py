@@ -5,9 +5,12 @@ The step (model and loss in one graph) is compiled four ways, each on parameters
 and by `actsolve.backend`. The budget is the measured peak of per-layer checkpointing; the smallest that an
 `activation_memory_budget` comes to; or a share of what stock Inductor needs above static memory. Shown: our loss, gradients,
 parameters, buffers and random state are bitwise those of stock Inductor over three steps; our measured peak is within the budget;
-and where the others fit, our step takes no longer than theirs, all timed in turns. Where stock Inductor itself computes something
-else than with its readers kept behind its writers, as `actsolve.backend` keeps them, that is shown, with how far its gradients
-are from eager's, and it is the latter that ours is held against.
+and where the others fit, our step takes no longer than theirs, all timed in turns. Ours is held against stock Inductor with its
+readers kept behind its writers, as `actsolve.backend` keeps them. Whose gradients of one step, from one random state, are not
+bitwise those of it is shown, with how far they are; a step that computes something else than it says nothing of ours.
+
+On a CPU Inductor lays out a whole backward with channels last if it computes one convolution again, and not if it computes none:
+gradients of convolutions are computed faster so, and round otherwise. ``--channels-last`` gives all four ways that layout.
 
     python examples/benchmarks/compiled.py --models gpt-mini --budgets checkpoint,torch,60% --threads 1
 """
@@ -27,6 +30,7 @@ from typing import Any
 import common
 import torch
 import torch._functorch.config
+import torch._inductor.config
 from by_hand import checkpointed
 from common import Row, interval
 from torch import nn
@@ -34,7 +38,7 @@ from torch import nn
 import actsolve
 import models_zoo
 from actsolve.errors import InfeasibleBudget
-from actsolve.runtime.exactness import largest_difference
+from actsolve.runtime.exactness import bitwise_equal, largest_difference, relative_difference
 from actsolve.runtime.measure_step import interleaved_times, median_ratio_ci
 from actsolve.runtime.trainer import Trainer, scalar_loss
 from actsolve.training_step import TrainingStep
@@ -72,13 +76,17 @@ def compiled(step: TrainingStep, backend: Any = "inductor", wrap: Callable[[nn.M
 
 def rows_of(name: str, options: argparse.Namespace) -> list[Row]:
     """Return a row for each budget."""
+    torch._inductor.config.force_layout_optimization = options.channels_last
     torch.manual_seed(0)
     step = models_zoo.get(name)(**({"batch": options.batch} if options.batch else {}))
     stock = compiled(step)
-    hand = compiled(step, wrap=lambda model: checkpointed(model, 1))
+    hand = compiled(step, wrap=each_block)
     peaks = {"stock": common.peak_bytes(stock), "checkpoint": peak_if_it_runs("checkpoint", hand)}
-    ordered = largest_difference(compiled(step), compiled(step, actsolve.backend("100%")), steps=1)
-    errors = {} if ordered is None else {"stock": error_of(step)}
+    true = gradients(compiled(step, actsolve.backend("100%")))
+    differences = {
+        "stock": difference_to(true, compiled(step)),
+        "checkpoint": None if peaks["checkpoint"] is None else difference_to(true, compiled(step, wrap=each_block)),
+    }
     own: dict[float, tuple[Trainer, int | None]] = {}
     common.tell(f"{name} peaks {peaks}")
     rows = []
@@ -99,14 +107,15 @@ def rows_of(name: str, options: argparse.Namespace) -> list[Row]:
             cap = static_bytes + int(float(budget.rstrip("%")) / 100 * (peaks["stock"] - static_bytes))
         fitting = largest_fitting(step, cap, own)
         others = {"stock": stock, "checkpoint": hand} | ({} if fitting is None else {"torch": own[fitting][0]})
-        if errors and fitting is not None:
-            errors["torch"] = error_of(step, fitting)
+        if fitting is not None:
+            with torch._functorch.config.patch(activation_memory_budget=fitting):
+                differences["torch"] = difference_to(true, compiled(step))
         others = {n: trainer for n, trainer in others.items() if peaks.get(n, 0) is not None}
-        rows.append(row_of(step, budget, cap, others, options, errors))
+        rows.append(row_of(step, budget, cap, others, options, differences))
         rows[-1] |= {
             "model": name,
             "peaks": peaks,
-            "errors": dict(errors),
+            "differences": {name: differences[name] for name in others},
             "memory_budget": fitting,
             "own_peak_bytes": own[fitting][1] if fitting is not None else None,
         }
@@ -122,24 +131,22 @@ def peak_if_it_runs(name: str, trainer: Trainer) -> int | None:
         return None
 
 
-def error_of(step: TrainingStep, memory_budget: float = 1.0) -> float:
-    """Return how far gradients of Inductor are from eager's, in evaluation mode, where nothing is drawn.
+def each_block(model: nn.Module) -> nn.Module:
+    """Return a copy of ``model`` with a checkpoint around every block."""
+    return checkpointed(model, 1)
 
-    The largest difference over the largest figure, per gradient that is not small beside the others; 1 where one is lost.
-    """
-    evaluated = replace(step, model=copy.deepcopy(step.model).eval())
-    with torch._functorch.config.patch(activation_memory_budget=memory_budget):
-        found = gradients(compiled(evaluated))
-    true = gradients(Trainer(evaluated, common.adamw))
-    sizes = [g.abs().max() for g in true]
-    return max(
-        float((a - b).abs().max() / size) for a, b, size in zip(found, true, sizes, strict=True) if size > 1e-3 * max(sizes)
-    )
+
+def difference_to(true: list[torch.Tensor], trainer: Trainer) -> float | None:
+    """Return how far the gradients of its first step are from ``true`` ones, or None where all bits are equal."""
+    found = gradients(trainer)
+    return None if all(map(bitwise_equal, found, true)) else relative_difference(true, found)
 
 
 def gradients(trainer: Trainer) -> list[torch.Tensor]:
-    """Return the gradients of one step."""
-    trainer.step()
+    """Return the gradients of one step, whose random state is the same in all calls."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        trainer.step()
     return [p.grad for p in trainer.module.parameters() if p.grad is not None]
 
 
@@ -158,17 +165,22 @@ def largest_fitting(step: TrainingStep, cap: int, known: dict[float, tuple[Train
 
 
 def row_of(
-    step: TrainingStep, budget: str, cap: int, others: dict[str, Trainer], options: argparse.Namespace, errors: dict[str, float]
+    step: TrainingStep,
+    budget: str,
+    cap: int,
+    others: dict[str, Trainer],
+    options: argparse.Namespace,
+    differences: dict[str, float | None],
 ) -> Row:
     """Return what ours needs within ``cap``, its bits, and its times beside the others'.
 
     Args:
-        errors: Of the others' gradients, if stock Inductor is not what it is in order: our bits are held against the latter.
+        differences: Of the others' gradients to Inductor's in order.
     """
     row: Row = {"budget": budget, "budget_bytes": cap, "missed": []}
     backend = actsolve.backend(cap, time_limit_s=options.time_limit, rounds=options.rounds)
     ours = compiled(step, backend)
-    fresh = compiled(step, actsolve.backend("100%") if errors else "inductor")
+    fresh = compiled(step, "inductor" if differences["stock"] is None else actsolve.backend("100%"))
     try:
         row["difference"] = largest_difference(fresh, ours)
     except InfeasibleBudget as error:
@@ -182,11 +194,11 @@ def row_of(
     )
     row["step_s"] = {n: median(t) for n, t in times.items()}
     row["ratios"] = {n: median_ratio_ci(times["ours"], times[n]) for n in others}
-    row["missed"] += missed(row, errors)
+    row["missed"] += missed(row, differences)
     return row
 
 
-def missed(row: Row, errors: dict[str, float]) -> list[str]:
+def missed(row: Row, differences: dict[str, float | None]) -> list[str]:
     """Return what does not hold of what is to be shown; a step of another that computes something else says nothing."""
     found = []
     if row["difference"] is not None:
@@ -195,7 +207,7 @@ def missed(row: Row, errors: dict[str, float]) -> list[str]:
         found.append(f"our peak is {row['our_peak_bytes'] / row['budget_bytes']:.4f} of the budget")
     for other, ratio in row["ratios"].items():
         beside = other != "stock" and not (other == "checkpoint" and row["budget"] != "checkpoint")
-        if beside and errors.get(other, 0.0) < MAX_ERROR and ratio[1] > MAX_RATIO:
+        if beside and (differences[other] or 0.0) < MAX_ERROR and ratio[1] > MAX_RATIO:
             found.append(f"our step takes {interval(ratio)} of that of {other}")
     return found
 
@@ -213,7 +225,9 @@ COLUMNS = {
     "torch's own peak": lambda row: f"{format_bytes(row['own_peak_bytes'])} ({row['memory_budget']:g})",
     "our peak": lambda row: row.get("reason") or format_bytes(row["our_peak_bytes"]),
     "bits": lambda row: "equal" if row["difference"] is None else f"{row['difference']:.1e}",
-    "others' errors": lambda row: ", ".join(f"{name} {error:.1e}" for name, error in row["errors"].items()) or "-",
+    "others' bits": lambda row: ", ".join(
+        f"{name} {'equal' if d is None else format(d, '.1e')}" for name, d in row["differences"].items()
+    ),
     "stock step": lambda row: format_seconds(row["step_s"]["stock"]),
     "ours / stock": ratio_to("stock"),
     "ours / checkpoint": ratio_to("checkpoint"),
@@ -225,5 +239,6 @@ if __name__ == "__main__":
     flags.add_argument("--pairs", type=int, default=20, help="how often each step is timed; default 20")
     flags.add_argument("--batch", type=int, help="in place of the models' own")
     flags.add_argument("--rounds", type=int, default=4, help="plans that are compiled and measured at most; default 4")
+    flags.add_argument("--channels-last", action="store_true", help="lay out every graph so")
     options = flags.parse_args()
     sys.exit(common.finish("compiled", common.rows_by_model(rows_of, options), COLUMNS, options))
