@@ -302,6 +302,19 @@ def test_a_second_run_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert relu_costs() == first
 
 
+@pytest.mark.parametrize(("then", "again"), [(1.4, False), (4.0, True)])
+def test_figures_of_a_machine_that_was_busy_all_the_while_are_not_kept(
+    monkeypatch: pytest.MonkeyPatch, then: float, again: bool
+) -> None:
+    monkeypatch.setattr(measure, "timed", lambda *_: timing.Timed(seconds=then * 1e-3, median_s=then * 1e-3))
+    assert then * 1e-3 in relu_costs().seconds
+    monkeypatch.setattr(measure, "timed", lambda *_: timing.Timed(seconds=1e-3, median_s=1e-3))
+    with monkeypatch.context() as short:
+        short.setattr(measure, "free_bytes", lambda _: 0)
+        assert then * 1e-3 in relu_costs().seconds, "it cannot be told"
+    assert (1e-3 in relu_costs().seconds) == again
+
+
 def test_rough_figures_serve_for_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "_BUSY", 1.5)
     now = time.time()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -21,6 +22,7 @@ from actsolve.cost.machine import device_name, environment, free_bytes, require_
 from actsolve.cost.measured_cache import Measured, MeasuredCache
 from actsolve.cost.roofline import moved_bytes
 from actsolve.cost.sample_call import SampleCall, sample_call, storage_bytes
+from actsolve.cost.spot_check import still_true
 from actsolve.cost.timing import COPY_BYTES, Spread, Timed, copy, get_state, restore_state, timed
 from actsolve.graph import RNG_STATE_TARGET, Graph
 from actsolve.problem import Costs
@@ -69,9 +71,11 @@ def measure_costs(
     cache = cache or MeasuredCache(environment(main))
     known = cache.read()
     in_eager = _of_regions(graph, nodes, known)
-    calls = zip(graph.ops, nodes, strict=True)
-    wanted = {op.signature: node for op, node in calls if node is not None and op.signature not in in_eager}
+    called = [(op.signature, node) for op, node in zip(graph.ops, nodes, strict=True) if node is not None]
+    wanted = {signature: node for signature, node in called if signature not in in_eager}
+    n_runs = Counter(signature for signature, _ in called if signature in wanted)
     with undisturbed(devices):
+        known = still_true(known, n_runs, lambda s: _seconds_now(wanted[s]))
         todo = {s: node for s, node in wanted.items() if s not in known}
         found, failed = _measure_all(todo, cache, progress)
         extras = _measure_extras({*devices, main}, known, cache)
@@ -152,6 +156,15 @@ def _measure_all(
         found.update(fresh)
     spread.warn_if_busy()
     return found, failed
+
+
+def _seconds_now(node: Node) -> float | None:
+    """Return what an op that was measured before takes; None if it cannot be run now."""
+    try:
+        return timed(_checked_call(node), _device_of(node)).seconds
+    except Exception as error:  # such as that memory is short
+        logger.info("%s is not measured again (%s)", node, _first_line(error))
+        return None
 
 
 def _checked_call(node: Node) -> SampleCall:
