@@ -22,8 +22,9 @@ from actsolve.capture.replay import is_random
 from actsolve.capture.state import Place
 from actsolve.capture.tangents import computed_from, undefined_gradients
 from actsolve.capture.to_graph import is_backward
+from actsolve.capture.torch_aot import compile_joint
 from actsolve.capture.torch_engine import forget_running
-from actsolve.capture.torch_internals import compile_joint, in_recomputation
+from actsolve.capture.torch_internals import in_recomputation
 from actsolve.cost.link_speed import EMULATED
 from actsolve.errors import ScheduleError, UsageError
 from actsolve.lower import Lowered, lower, lower_backward

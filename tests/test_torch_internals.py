@@ -11,7 +11,6 @@ from kinds import of, step, x
 from torch import nn
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from actsolve.capture import torch_internals
 from actsolve.capture.captured import capture
 from actsolve.capture.joint import trace_joint
 from actsolve.capture.torch_internals import (
@@ -23,6 +22,7 @@ from actsolve.capture.torch_internals import (
     real_tensors,
     storage_key,
 )
+from actsolve.errors import UsageError
 
 aten = torch.ops.aten
 
@@ -78,7 +78,7 @@ def test_torchs_own_kernels_are_back_after_a_trace() -> None:
 
 def test_leaked_tensors_are_told_once() -> None:
     kept: list[torch.Tensor] = []
-    with pytest.raises(torch_internals.UsageError):
+    with pytest.raises(UsageError):
         capture(of(lambda m, h: (kept.append(m.a(h)), kept[-1] * 2)[1]))
     assert kept and all(type(t) is FunctionalTensor for t in kept)
     assert leaked_tensors() == []

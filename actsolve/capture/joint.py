@@ -27,12 +27,11 @@ from actsolve.capture.state import (
     state_names,
 )
 from actsolve.capture.to_blame import parts_that_draw, parts_that_raised
+from actsolve.capture.torch_aot import JointExport, export_joint
 from actsolve.capture.torch_internals import (
     DATA_DEPENDENT,
     FakeTensor,
-    JointExport,
     annotation,
-    export_joint,
     input_role,
     leaked_tensors,
     n_forward_outputs,
