@@ -53,10 +53,10 @@ def test_character_model_learns_the_same_within_a_budget(script, capsys: pytest.
 
 def test_digits_resnet_learns_the_same_within_a_budget(script, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sklearn")
-    assert script("digits_resnet").main([*DIGITS, "--mem-budget", "80%"]) == 0
+    assert script("digits_resnet").main([*DIGITS, "--mem-budget", "85%"]) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "losses bitwise equal at 3 of 3 steps; trained weights and buffers bitwise equal; peak within the budget" in output
-    within, as_it_is = (output.split(name)[1].split("unseen")[0] for name in ("within 80%:", "as it is:"))
+    within, as_it_is = (output.split(name)[1].split("unseen")[0] for name in ("within 85%:", "as it is:"))
     assert within == as_it_is
 
 
