@@ -22,7 +22,7 @@ from actsolve.capture.replay import is_random
 from actsolve.capture.state import Place
 from actsolve.capture.tangents import computed_from, undefined_gradients
 from actsolve.capture.to_graph import is_backward
-from actsolve.capture.torch_aot import compile_joint
+from actsolve.capture.torch_aot import compile_joint, shown_inputs
 from actsolve.capture.torch_engine import forget_running
 from actsolve.capture.torch_internals import in_recomputation
 from actsolve.cost.link_speed import EMULATED
@@ -222,7 +222,7 @@ class CompiledStep:
         full = self.captured.full
         (output,) = full.module.graph.find_nodes(op="output")
         gradients = output.args[0][full.n_forward_outputs :]
-        trained = full.leaf_indices.intersection(range(len(full.state)))
+        trained = full.leaf_indices.intersection(range(len(full.state))) - shown_inputs(full.export)
         return tuple(index for index in sorted(trained) if gradients[index] is None)
 
     @cached_property

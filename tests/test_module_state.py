@@ -160,6 +160,31 @@ def test_outputs_without_gradient_leave_none() -> None:
     assert module.b.weight.grad is None and n_plans(module) == 1  # type: ignore[union-attr]
 
 
+class Returned(nn.Module):
+    """Returns two of its parameters as they are, or shows them: one that it computes with, one that it does not."""
+
+    def __init__(self, shown: bool) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(4, 16), nn.Linear(16, 4)
+        self.code, self.used, self.shown = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4)), shown
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.narrow(torch.tanh(self.wide(x))) @ self.used
+        return y, *((self.code.t(), self.used[:2]) if self.shown else (self.code, self.used))
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_parameters_that_are_returned_get_their_gradients(shown: bool) -> None:
+    made = step(Returned(shown), x(8, 4))
+    twin = copy.deepcopy(made.model)
+    module = optimize(made)
+    for _ in range(2):
+        compare(module, twin, made, lambda out: sum(one.pow(3).sum() for one in out))
+        assert all(p.grad is not None for p in module.parameters())
+    returned = module(*made.args)[1]
+    assert returned.requires_grad and (returned is module.code) == (not shown)
+
+
 @pytest.mark.parametrize("budget", [1.0, "min"])
 def test_a_backward_from_more_than_was_expected(budget: Any) -> None:
     made = language_model()

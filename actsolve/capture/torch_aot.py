@@ -19,6 +19,7 @@ import torch._functorch.config
 import torch.fx.experimental.proxy_tensor
 import torch.fx.traceback
 from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
+from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -234,6 +235,13 @@ def compile_joint(
         return outputs
 
     return call
+
+
+def shown_inputs(export: JointExport) -> frozenset[int]:
+    """Return which inputs the outputs show: these lead gradients past the graph, for torch makes them from the inputs."""
+    kinds = (OutputType.is_input, OutputType.alias_of_input)
+    infos = export._aot_state.fw_metadata.output_info
+    return frozenset(info.base_idx for info in infos if info.output_type in kinds)
 
 
 def _pass_undefined_gradients(outputs: list[Any], aot_id: int) -> None:
