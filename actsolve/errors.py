@@ -25,10 +25,19 @@ class ActsolveError(Exception):
     exit_code = 1
 
     def __init__(self, what: str, *, where: str | None = None, why: str | None = None, try_: str | None = None) -> None:
-        lines = [f"{type(self).__name__}: {what}"]
-        lines += [f"  {label:<5}  {text}" for label, text in (("where", where), ("why", why), ("try", try_)) if text]
-        super().__init__("\n".join(line.replace("\n", _NEXT_LINE) for line in lines))
         self.what, self.where, self.why, self.try_ = what, where, why, try_
+        super().__init__(self._text())
+
+    def add_reason(self, reason: str, try_: str | None) -> None:
+        """Add a line to the reasons, and one to what may be tried."""
+        self.why = "\n".join(filter(None, (self.why, reason)))
+        self.try_ = "\nor ".join(filter(None, (self.try_, try_)))
+        self.args = (self._text(),)
+
+    def _text(self) -> str:
+        labelled = (("where", self.where), ("why", self.why), ("try", self.try_))
+        lines = [f"{type(self).__name__}: {self.what}", *(f"  {label:<5}  {text}" for label, text in labelled if text)]
+        return "\n".join(line.replace("\n", _NEXT_LINE) for line in lines)
 
 
 class UsageError(ActsolveError):

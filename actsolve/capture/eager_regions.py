@@ -122,7 +122,9 @@ def refuse_later_reads(module: torch.fx.GraphModule) -> None:
             continue
         held = [n for n in module.graph.nodes if any(storage_key(t) in keys for t in tensors_in(n.meta.get("val")))]
         later = (u for n in held for u in n.users if position[u] > position[region])
-        if any(n.op == "placeholder" for n in held) or any(u.meta.get("partitioner_tag") != "is_backward" for u in later):
+        if any(n.op == "placeholder" for n in held):
+            raise call.changes("an input of the step in place", "a model around this one, which calls it with a clone() of that")
+        if any(u.meta.get("partitioner_tag") != "is_backward" for u in later):
             raise call.changes("one of its inputs in place, which is read after it")
 
 

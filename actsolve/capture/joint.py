@@ -152,6 +152,7 @@ def trace_joint(step: TrainingStep) -> Joint:
     eager = tuple(step.eager)
     around: dict[str, str] = {}
     first: CaptureError | None = None
+    told = False
     try:
         for _ in range(_MOST_TRACES):
             try:
@@ -167,8 +168,9 @@ def trace_joint(step: TrainingStep) -> Joint:
                     wider = left_in_eager(step.model, eager, error.module, around)
                 if wider is None and first is None:
                     raise
-                if first is not None and not hasattr(first, "__notes__"):
-                    first.add_note(f"with {', '.join(eager)} left in eager: {error.what}")
+                if first is not None and not told:
+                    first.add_reason(f"with {', '.join(eager)} left in eager: {error.what}", error.try_)
+                    told = True
                 first = first or _without_frames(error)
             if wider is None:
                 break
@@ -210,7 +212,10 @@ def _trace_past(step: TrainingStep) -> Joint:
 
 
 _MOST_TRACES = 12
-_REAL_DATA = "real tensors as inputs, for Python reads data; a model whose backward does not read any"
+_NO_DATA_IN_BACKWARD = "a model whose backward does not read any"
+_REAL_DATA = f"real tensors as inputs, for Python reads data; {_NO_DATA_IN_BACKWARD}"
+_IN_A_PART = "what depends on data in a method or submodule of its own, which is then left in eager"
+_NESTED = "self.shape_env must not be None"  # what torch asserts of a nested tensor that is made within a trace
 
 
 def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
@@ -247,16 +252,17 @@ def _traced(step: TrainingStep, leave_out: frozenset[Write]) -> Joint:
         raise
     except Exception as error:
         leaked_tensors()
-        reads_data = isinstance(error, DATA_DEPENDENT)
-        remedy = _REAL_DATA if reads_data else "one call in eager mode, to see if it runs by itself"
+        to_blame = parts_that_raised(error, parts) if is_real else ()
+        remedy = "one call in eager mode, to see if it runs by itself"
+        if isinstance(error, DATA_DEPENDENT) or _NESTED in str(error):
+            remedy = _REAL_DATA if not is_real else _IN_A_PART if not to_blame else _NO_DATA_IN_BACKWARD
         failed = CaptureError(
             f"cannot trace {type(step.model).__name__}",
             where=_user_frame(error) or _module_of(error, step.model),
             why=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}",
             try_=f'{remedy}, or on_error="original" to train it as it is',
         )
-        if is_real:
-            failed.blame(parts_that_raised(error, parts))
+        failed.blame(to_blame)
         raise failed from error
     if leaked := leaked_tensors():
         raise CaptureError(

@@ -301,12 +301,12 @@ class RegionCall:
         """Return what a second run goes on from: its settings, and the states of the generators."""
         return token_of(hash(self._settings()))
 
-    def changes(self, what: str) -> CaptureError:
+    def changes(self, what: str, try_: str | None = None) -> CaptureError:
         """The error that it does what a second run would do again."""
         return CaptureError(
             f"{self.path}, which is left in eager, changes {what}",
             why="its backward runs it again, which would change it twice",
-            try_=ANOTHER_REGION,
+            try_=try_ or ANOTHER_REGION,
         )
 
 
