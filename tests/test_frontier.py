@@ -37,7 +37,7 @@ from actsolve.settings import Settings
 from actsolve.static_memory import Reserve, StaticMemory
 
 F, B = Phase.FORWARD, Phase.BACKWARD
-QUICK = Settings(hardware="a100", time_limit_s=20.0)
+QUICK = Settings(hardware="a100", time_limit_s=60.0)  # of which seconds are taken: a busy machine proves as much
 SMALL = ("gpt-mini", "--set", "layers=2", "--set", "batch=8", "--set", "seq=64", "--set", "width=32", "--set", "vocab=64")
 PROFILE = ("--hardware", "a100", "--host-budget", "0")
 
@@ -238,8 +238,9 @@ def test_one_time_limit_is_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     good = module.planned_by
     monkeypatch.setattr(module, "planned_by", lambda p, s, **m: given_s.append(s.time_limit_s) or good(p, s, **m))
     curve(n_points=5)
-    assert 4 < given_s[0] < 5.1 and given_s[:4] == sorted(given_s[:4])  # 20 s in four, then what quick ones leave
-    assert max(given_s) < 20
+    quarter_s = QUICK.time_limit_s / 4
+    assert 0.8 * quarter_s < given_s[0] < 1.02 * quarter_s and given_s[:4] == sorted(given_s[:4])  # then what quick ones leave
+    assert max(given_s) < QUICK.time_limit_s
 
 
 def test_a_stop_leaves_the_rest_out() -> None:
