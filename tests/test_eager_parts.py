@@ -263,6 +263,7 @@ def _not_frozen() -> Any:
     gc.freeze()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_not_frozen")
 def test_a_cache_holds_nothing_of_the_trace() -> None:
     module, twin = pair(Remembers)

@@ -40,7 +40,10 @@ def _one_thread() -> Any:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("name", SMALL)
+DEEP = pytest.param("mobilenet_v2-mini", marks=pytest.mark.slow)  # 52 convolutions
+
+
+@pytest.mark.parametrize("name", [DEEP if name in DEEP.values else name for name in SMALL])
 def test_zoo(name: str) -> None:
     assert_trains_alike(lambda: models_zoo.get(name)(**SMALL[name]), seeds=1)
 

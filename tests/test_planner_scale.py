@@ -90,6 +90,7 @@ def test_what_is_held_is_refused_at_once(layered: Any) -> None:
     assert found.status is Status.INFEASIBLE
 
 
+@pytest.mark.slow
 def test_large_models_are_planned_as_small_ones_are(layered: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = within(layered(10, alike=False), 0.5)
     plans = []
