@@ -149,7 +149,7 @@ def _measure_all(
         workspaces = _workspaces({s: batch[s] for s in times}, failed)
         now = time.time()
         fresh = {
-            s: Measured(seconds=times[s].seconds, workspace_bytes=size, rough_at=now if times[s].rough else None)
+            s: Measured(seconds=times[s].seconds, workspace_bytes=size, rough_at=now if times[s].rough else None, at=now)
             for s, size in workspaces.items()
         }
         cache.add(fresh)

@@ -27,7 +27,7 @@ from actsolve.json_file import write_bytes
 logger = logging.getLogger(__name__)
 
 _LOCK_TIMEOUT_S = 20.0
-_ROUGH_SERVES_S = 3600.0
+_SERVES_S = 3600.0
 
 
 class Measured(BaseModel):
@@ -37,6 +37,7 @@ class Measured(BaseModel):
         seconds: Median of one run.
         workspace_bytes: The most that it allocated at once beyond its outputs.
         rough_at: Unix time of when it was measured, if its runs lay too far apart for the figure to be kept for good.
+        at: Unix time of when it was measured, if that was noted.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -44,11 +45,21 @@ class Measured(BaseModel):
     seconds: Annotated[float, Field(ge=0, le=1e6)]
     workspace_bytes: Annotated[int, Field(ge=0, le=2**62)] = 0
     rough_at: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    at: Annotated[float, Field(ge=0, le=1e12)] | None = None
 
     @property
     def serves(self) -> bool:
         """Whether it need not be measured again."""
-        return self.rough_at is None or 0 <= time.time() - self.rough_at < _ROUGH_SERVES_S
+        return self.rough_at is None or _is_recent(self.rough_at)
+
+    @property
+    def is_recent(self) -> bool:
+        """Whether it is so new that a second run is to find it as it is, and with it the plan that was made with it."""
+        return self.at is not None and _is_recent(self.at)
+
+
+def _is_recent(then: float) -> bool:
+    return 0 <= time.time() - then < _SERVES_S
 
 
 class _File(BaseModel):
